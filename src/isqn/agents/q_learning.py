@@ -1,0 +1,138 @@
+"""Q-learning for every scheme and every loss: one update function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from isqn import schemes
+from isqn.agents.meta import init_meta, meta_update
+from isqn.keys import device_key
+from isqn.losses import make_loss
+from isqn.networks import Network, make_network
+from isqn.types import Array, EnvSpec, Metrics, Params, Transition, Values
+
+if TYPE_CHECKING:
+    from isqn.experiments.config import Config
+
+
+class AgentState(NamedTuple):
+    """All that learning changes; saved and restored as one."""
+
+    seed: Array
+    params: Params
+    statistics: Params  # running averages of BatchNorm
+    copies: tuple[Params, ...]  # older networks, for the schemes that keep any
+    optimizer: Any
+    meta: Any  # what meta-learned head weights need; () without
+
+
+class Agent(NamedTuple):
+    """Pure functions over one state. The trainer jits them and decides when each is due."""
+
+    init: Callable[[Array | int], AgentState]  # seed -> state
+    act: Callable[[AgentState, Array, Array, Array, Array], Array]  # state, obs, epsilon, step, episode -> action
+    update: Callable[[AgentState, Transition], tuple[AgentState, Metrics]]
+    refresh: Callable[[AgentState], AgentState]  # every T steps
+    sync: Callable[[AgentState], AgentState]  # every D steps (i-QN)
+    network: Network
+
+
+def make(config: Config, spec: EnvSpec) -> Agent:
+    scheme = config.target_scheme
+    network = make_network(spec, scheme.num_heads, config)
+    pair_loss = make_loss(config.loss, config)
+    optimizer = make_optimizer(config)
+    weights = jnp.asarray(config.pair_weights) if config.meta_gradient == "none" else None
+    online, target, copy = np.array(scheme.online), np.array(scheme.target), np.array(scheme.copy, int)
+
+    def init(seed: Array | int) -> AgentState:
+        params, statistics = network.init(device_key(seed, "network"))
+        return AgentState(
+            seed=jnp.asarray(seed, jnp.uint32),
+            params=params,
+            statistics=statistics,
+            # copies are distinct buffers, because the state is donated to the update
+            copies=tuple(jax.tree.map(jnp.copy, params) for _ in range(scheme.num_copies)),
+            optimizer=optimizer.init(params),
+            meta=() if weights is not None else init_meta(scheme.num_pairs, config),
+        )
+
+    def values(params: Params, statistics: Params, batch: Transition) -> tuple[Values, Params]:
+        """All heads of one network at s and s': (B, H, A) each. What a loss does not use is never computed."""
+        if config.batch_norm:
+            # BatchNorm must see s and s' as one batch (Bhatt et al. 2024); otherwise two passes, because
+            # the gradient of one joint pass runs through both halves: 1.5 times the work.
+            both, statistics = network.apply(params, statistics, jnp.concatenate([batch.obs, batch.next_obs]), True)
+            now, then = jnp.split(both, 2)
+        else:
+            now, _ = network.apply(params, statistics, batch.obs)
+            then, _ = network.apply(params, statistics, batch.next_obs)
+        return Values(now, jax.lax.stop_gradient(then)), statistics
+
+    def pair_losses(
+        params: Params, statistics: Params, copies: tuple[Params, ...], batch: Transition
+    ) -> tuple[Array, tuple[Metrics, Params]]:
+        """The batch mean of the loss of each pair."""
+        own, new_statistics = values(params, statistics, batch)
+        if copies:
+            stacked = [values(older, statistics, batch)[0] for older in copies]
+            every = jax.tree.map(lambda *q: jnp.stack(q), *stacked)  # (copies, B, H, A)
+            aims = jax.tree.map(lambda q: q[copy, :, target].swapaxes(0, 1), every)
+        else:
+            aims = jax.tree.map(lambda q: q[:, target], own)
+        predictions = jax.tree.map(lambda q: q[:, online], own)
+        over_pairs = jax.vmap(pair_loss, in_axes=(0, 0, None))
+        losses = jax.vmap(over_pairs)(predictions, jax.lax.stop_gradient(aims), batch).mean(axis=0)
+        chosen = jnp.take_along_axis(predictions.now, batch.action[:, None, None], axis=-1)
+        return losses, ({"loss": losses.sum(), "q_value": chosen.mean()}, new_statistics)
+
+    def update(state: AgentState, batch: Transition) -> tuple[AgentState, Metrics]:
+        if weights is None:
+            return meta_update(state, batch, pair_losses, optimizer, config)
+
+        def weighted(params: Params) -> tuple[Array, tuple[Metrics, Params]]:
+            losses, rest = pair_losses(params, state.statistics, state.copies, batch)
+            return losses @ weights, rest
+
+        grads, (metrics, statistics) = jax.grad(weighted, has_aux=True)(state.params)
+        steps, optimizer_state = optimizer.update(grads, state.optimizer, state.params)
+        params = optax.apply_updates(state.params, steps)
+        return state._replace(params=params, statistics=statistics, optimizer=optimizer_state), metrics
+
+    def act(state: AgentState, obs: Array, epsilon: Array, step: Array, episode: Array) -> Array:
+        q, _ = network.apply(state.params, state.statistics, obs[None])
+        q = q[0, online]  # (pairs, A)
+        if config.acting_rule == "mean":
+            q = q.mean(axis=0)
+        elif config.acting_rule == "last":
+            q = q[-1]
+        else:
+            count = episode if config.acting_rule == "episode" else step
+            logits = state.meta.logits if weights is None else jnp.zeros(len(online))
+            q = q[jax.random.categorical(device_key(state.seed, "head", count), logits)]
+        explore, draw = jax.random.split(device_key(state.seed, "explore", step))
+        random_action = jax.random.randint(draw, (), 0, spec.num_actions)
+        return jnp.where(jax.random.uniform(explore) < epsilon, random_action, jnp.argmax(q)).astype(jnp.int32)
+
+    def refresh(state: AgentState) -> AgentState:
+        params, copies = schemes.refresh(scheme, state.params, state.copies, config.target_step_size)
+        return state._replace(params=params, copies=copies)
+
+    def sync(state: AgentState) -> AgentState:
+        return state._replace(copies=schemes.sync(state.params, state.copies))
+
+    return Agent(init, act, update, refresh, sync, network)
+
+
+def make_optimizer(config: Config) -> optax.GradientTransformation:
+    # Differentiating through Adam needs eps_root: a gradient of exactly zero has no slope under the root.
+    eps_root = 1e-9 if config.meta_gradient == "adam" else 0.0
+    if config.meta_gradient == "sgd":
+        return optax.sgd(config.learning_rate)
+    return optax.adam(config.learning_rate, eps=config.adam_epsilon, eps_root=eps_root)

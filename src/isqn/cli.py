@@ -1,0 +1,289 @@
+"""The `isqn` command: parsing, calls and printing only."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from isqn import __version__
+from isqn.experiments.config import Config, read_toml
+from isqn.experiments.presets import PRESETS, find_preset, preset_for
+from isqn.types import UserError
+
+INTERRUPTED = 75  # EX_TEMPFAIL: saved, can be resumed; schedulers may requeue on it
+
+WELCOME = f"""\
+isqn {__version__}: deep value-based reinforcement learning without the second network.
+  isqn train dqn --env-id isqn/Chain-v0     a problem with known values, in seconds
+  isqn train dqn --env-id MinAtar/Breakout  a game, in minutes
+  isqn COMMAND --help                       train, resume, eval, probe, cost, list, doctor
+The method in ten minutes: src/isqn/schemes.py and src/isqn/losses.py."""
+
+
+@dataclass(frozen=True)
+class Train:
+    """Train a run, or several seeds of it in one program."""
+
+    config: tyro.conf.OmitArgPrefixes[Config] = field(default_factory=Config)
+    preset: str = "auto"
+    """Named settings that the other flags change (`isqn list presets`). auto: by the environment."""
+    config_file: Annotated[Path | None, tyro.conf.arg(name="config")] = None
+    """Start from the config.toml of another run."""
+    run_dir: Path | None = None
+    """The run's folder. By default runs/EXPERIMENT/ENV/LABEL/seed-N."""
+    overwrite: bool = False
+    """Delete what the folder holds."""
+    quiet: bool = False
+    """Print nothing but errors."""
+
+
+def train(argv: list[str]) -> int:
+    if argv and not argv[0].startswith("-"):
+        algorithm, *argv = argv
+        if algorithm != "dqn":
+            raise UserError(
+                f"`isqn train {algorithm}` is not known; online agents are trained by `isqn train dqn --loss ...`."
+            )
+    base, source = _base_config(argv)
+    args = _parse(Train, argv, "isqn train dqn", Train(config=base))
+    from isqn.train import run
+
+    if not args.quiet:
+        print(f"settings: {source}", file=sys.stderr)
+    folders = run.start(args.config, args.run_dir, overwrite=args.overwrite, quiet=args.quiet)
+    if not args.quiet:
+        for folder in folders:
+            print(folder)
+    return 0
+
+
+def _base_config(argv: list[str]) -> tuple[Config, str]:
+    """What the flags change: a file, a preset, or the preset that fits the environment."""
+    preset, file, env_id = (_peek(argv, name) for name in ("--preset", "--config", "--env-id"))
+    if file:
+        if preset:
+            raise UserError("--config and --preset both say where to start from; give one of them.")
+        return read_toml(Path(file)), file
+    if preset and preset != "auto":
+        return Config(**find_preset(preset).fields), f"preset {preset}"
+    name = preset_for(env_id or Config.env_id)
+    return Config(
+        **{**PRESETS[name].fields, "env_id": env_id or Config.env_id}
+    ), f"preset {name}, chosen by the environment"
+
+
+def _peek(argv: list[str], name: str) -> str | None:
+    for flag, value in zip(argv, [*argv[1:], None], strict=True):
+        if flag.replace("_", "-") == name:
+            return value
+        if flag.replace("_", "-").startswith(f"{name}="):
+            return flag.split("=", 1)[1]
+    return None
+
+
+@dataclass(frozen=True)
+class Resume:
+    """Go on with a run where it stopped."""
+
+    run_dir: tyro.conf.Positional[Path]
+    quiet: bool = False
+    """Print nothing but errors."""
+
+
+def resume(argv: list[str]) -> int:
+    args = _parse(Resume, argv, "isqn resume")
+    from isqn.train import run
+
+    if not run.resume(args.run_dir, quiet=args.quiet) and not args.quiet:
+        print(f"{args.run_dir} had finished; nothing to do.", file=sys.stderr)
+    return 0
+
+
+@dataclass(frozen=True)
+class Eval:
+    """Play with a trained agent and print its returns."""
+
+    run_dir: tyro.conf.Positional[Path]
+    episodes: int = 10
+    """Games to play."""
+    seed: int = 100
+    """Of the games and of the agent's draws."""
+    epsilon: float = 0.001
+    """Share of random actions."""
+    acting_rule: Literal["as-trained", "uniform", "episode", "mean", "last"] = "as-trained"
+    """The head that acts."""
+    which: Literal["last", "best"] = "last"
+    """The newest checkpoint, or that of the best epoch."""
+    capture_video: bool = False
+    """Record the first game to RUN_DIR/videos."""
+    json: bool = False
+    """Print one JSON object."""
+
+
+def evaluate(argv: list[str]) -> int:
+    args = _parse(Eval, argv, "isqn eval")
+    if args.episodes < 1:
+        raise UserError(f"--episodes is {args.episodes}; it must be at least 1.")
+    if not 0 <= args.epsilon <= 1:
+        raise UserError(f"--epsilon is {args.epsilon}; it must be between 0 and 1.")
+    import numpy as np
+
+    from isqn.envs.adapter import make_environment
+    from isqn.train import run
+    from isqn.train.evaluate import evaluate as play
+    from isqn.train.evaluate import load_agent_state
+
+    config = run.read_config(args.run_dir)
+    if args.acting_rule != "as-trained":
+        config = config.replace(acting_rule=args.acting_rule)
+    env = make_environment(config.env_id, protocol=config.protocol, render=args.capture_video)
+    agent = run.make_agent(config, env.spec)
+    state, step = load_agent_state(args.run_dir, agent, args.which)
+    video = args.run_dir / "videos" / f"step-{step}-seed-{args.seed}.mp4" if args.capture_video else None
+    played = play(
+        agent,
+        state,
+        env,
+        episodes=args.episodes,
+        seed=args.seed,
+        epsilon=args.epsilon,
+        max_episode_steps=config.max_episode_steps,
+        video=video,
+    )
+    returns = np.array([episode.episodic_return for episode in played])
+    summary = {
+        "env_id": env.spec.id,
+        "protocol": env.spec.protocol,
+        "label": config.label,
+        "step": step,
+        "mean_return": float(returns.mean()),
+        "std_return": float(returns.std()),
+        "epsilon": args.epsilon,
+        "acting_rule": config.acting_rule,
+        "episodes": [{"seed": e.seed, "return": e.episodic_return, "length": e.length} for e in played],
+        "video": str(video) if video else None,
+    }
+    if args.json:
+        print(json.dumps(summary))
+        return 0
+    for e in played:
+        print(f"return {e.episodic_return:10.2f}   length {e.length:6d}   seed {e.seed}")
+    mean = f"{returns.mean():.2f} ± {returns.std():.2f} over {len(played)} games"
+    print(f"{config.label} on {env.spec.id} at step {step:,}: {mean}")
+    if video:
+        print(video)
+    return 0
+
+
+@dataclass(frozen=True)
+class List:
+    """What there is."""
+
+    what: tyro.conf.Positional[Literal["envs", "presets", "schemes", "losses"]]
+    json: bool = False
+    """Print JSON."""
+
+
+def list_things(argv: list[str]) -> int:
+    args = _parse(List, argv, "isqn list")
+    rows = _listing(args.what)
+    if args.json:
+        print(json.dumps(rows))
+        return 0
+    widths = [max(len(str(row[key])) for row in rows) for key in rows[0]]
+    for row in rows:
+        print("  ".join(str(cell).ljust(width) for cell, width in zip(row.values(), widths, strict=True)).rstrip())
+    return 0
+
+
+def _listing(what: str) -> list[dict[str, str]]:
+    from isqn.envs.adapter import list_environments
+    from isqn.losses import LOSSES
+    from isqn.schemes import SCHEMES
+
+    if what == "envs":
+        return [{"id": row.id, "kind": row.kind, "loops": ", ".join(row.loops)} for row in list_environments()]
+    if what == "presets":
+        return [{"name": name, "description": preset.description} for name, preset in PRESETS.items()]
+    if what == "schemes":
+        return [
+            {
+                "name": name,
+                "label": make(3).label("DQN"),
+                "heads": f"{make(3).num_heads} heads",
+                "copies": f"{make(3).num_copies} copies",
+            }
+            for name, make in SCHEMES.items()
+        ]
+    return [
+        {"name": name, "label": label, "description": (loss.__doc__ or "").split("\n")[0]}
+        for name, (label, loss) in LOSSES.items()
+    ]
+
+
+COMMANDS: dict[str, Callable[[list[str]], int]] = {
+    "train": train,
+    "resume": resume,
+    "eval": evaluate,
+    "list": list_things,
+}
+
+
+def _parse(kind: Any, argv: list[str], prog: str, default: Any = None) -> Any:
+    extra = {} if default is None else {"default": default}
+    return tyro.cli(kind, args=argv, prog=prog, description=kind.__doc__, **extra)
+
+
+def main(argv: list[str] | None = None) -> int:
+    argv = list(sys.argv[1:] if argv is None else argv)
+    debug = "--debug" in argv
+    argv = [word for word in argv if word != "--debug"]
+    if not argv:
+        print(WELCOME)
+        return 0
+    if argv[0] in ("-h", "--help"):
+        print(WELCOME)
+        return 0
+    if argv[0] == "--version":
+        print(__version__)
+        return 0
+    try:
+        command, *rest = argv
+        if command not in COMMANDS:
+            import difflib
+
+            near = difflib.get_close_matches(command, COMMANDS, 1)
+            hint = f"did you mean `isqn {near[0]}`?" if near else f"the commands are {', '.join(COMMANDS)}."
+            raise UserError(f"`isqn {command}` is not known; {hint}")
+        return COMMANDS[command](rest)
+    except UserError as error:
+        if debug:
+            raise
+        print(f"isqn: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:
+        from isqn.train.host import Interrupted
+
+        if isinstance(error, Interrupted):
+            print(f"isqn: {error}", file=sys.stderr)
+            return INTERRUPTED
+        if debug:
+            raise
+        print(f"isqn: {type(error).__name__}: {error} (add --debug for the traceback)", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,5 @@
+"""Environments: `adapter` for the host loop, `native` for the compiled loop."""
+
+from isqn.envs.toy import register
+
+register()

@@ -1,0 +1,51 @@
+"""Environments as pure JAX functions, for the compiled loop: everything runs under `jit`, `vmap` and `scan`.
+
+There is no automatic reset in here either: the trainer holds the keys, sees the last observation of every
+episode, and resets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+
+from isqn.envs import classic, minatar, toy
+from isqn.types import Array, EnvSpec
+
+State = Any
+Reset = Callable[[Array], tuple[State, Array]]
+Step = Callable[[State, Array, Array], tuple[State, Array, Array, Array, Array]]
+
+
+class NativeEnvironment(NamedTuple):
+    """A record of pure functions over one state pytree."""
+
+    spec: EnvSpec
+    reset: Reset  # key -> state, obs
+    step: Step  # state, action, key -> state, obs, reward (float32), terminated, truncated (bool)
+
+
+def has_native(env_id: str) -> bool:
+    """Whether there is a JAX version; imports nothing and starts no device."""
+    return env_id in toy.PROBLEMS or env_id in classic.IDS or minatar.full_id(env_id) is not None
+
+
+def make_native(env_id: str, *, frame_stack: int | None = None) -> NativeEnvironment | None:
+    """The JAX version of an environment, or None where there is none."""
+    if not has_native(env_id):
+        return None
+    if env_id in toy.PROBLEMS:
+        protocol = "gymnasium"
+        reset, step, num_actions = toy.native(toy.PROBLEMS[env_id]())
+    elif env_id in classic.IDS:
+        protocol = "gymnasium"
+        reset, step, num_actions = classic.native(env_id)
+    else:
+        env_id = minatar.full_id(env_id) or env_id
+        protocol = minatar.PROTOCOL
+        reset, step, num_actions = minatar.native(env_id)
+    frame = jax.eval_shape(lambda: reset(jax.random.key(0))[1])
+    spec = EnvSpec(env_id, protocol, frame.shape, frame.dtype.name, num_actions, frame_stack or 1)
+    return NativeEnvironment(spec, reset, step)

@@ -1,0 +1,290 @@
+"""One flat, frozen record of every choice of a run. Its docstrings are `--help` and the comments of `config.toml`."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import difflib
+import inspect
+import itertools
+import json
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+
+import tyro
+
+from isqn.losses import LOSSES
+from isqn.schemes import SCHEMES, TargetScheme, make_scheme
+from isqn.types import UserError
+
+
+def _also(*names: str) -> Any:
+    return tyro.conf.arg(aliases=[f"--{name}" for name in names])
+
+
+_AT_LEAST_ONE = (
+    *("num_bellman_iterations", "num_seeds", "total_timesteps", "max_episode_steps", "num_steps_return", "batch_size"),
+    *("update_period", "target_update_period", "target_sync_period", "buffer_size"),
+    *("epoch_steps", "log_period_steps", "analysis_samples"),
+)
+_AT_LEAST_ZERO = (
+    *("seed", "learning_starts", "learning_rate", "adam_epsilon", "epsilon_decay_steps", "checkpoint_minutes"),
+    *("meta_learning_rate", "conservative_weight", "head_weight_discount"),
+)
+
+
+@dataclass(frozen=True)
+class Config:
+    """A training run."""
+
+    # -- what is learned, where ------------------------------------------------------------------------
+    env_id: str = "isqn/Chain-v0"
+    """A Gymnasium id, `module:Env-v0`, ALE/Game-v5 or MinAtar/Game-v1 (`isqn list envs`)."""
+    protocol: str = "auto"
+    """How Atari is played: machado2018 (the paper), streaming or reference. auto: machado2018 for Atari."""
+    scheme: Literal[tuple(SCHEMES)] = "iterated-shared"  # type: ignore[valid-type]
+    """Which heads learn from which (`isqn list schemes`)."""
+    num_bellman_iterations: Annotated[int, _also("k")] = 1
+    """K: Bellman updates learned at once; for ensemble-shared the number of pairs."""
+    loss: Literal[tuple(LOSSES)] = "dqn"  # type: ignore[valid-type]
+    """The temporal-difference loss of each pair."""
+    seed: int = 0
+    """Of everything: network, acting, replay and environment each draw from their own stream of it."""
+    num_seeds: int = 1
+    """Seeds seed, seed + 1, ... trained in one compiled program."""
+    total_timesteps: int = 50_000
+    """Agent steps, in whole epochs: the last one is finished."""
+    max_episode_steps: int = 27_000
+    """H: longer episodes are truncated."""
+
+    # -- learning -------------------------------------------------------------------------------------------
+    discount: Annotated[float, _also("gamma")] = 0.99
+    """gamma."""
+    num_steps_return: Annotated[int, _also("update-horizon")] = 1
+    """n of the n-step return."""
+    reward_clip: float | None = None
+    """Rewards are clipped to [-c, c] for learning; results are always raw."""
+    buffer_size: int = 50_000
+    """Rows of the replay: one per step, and one for the last observation of each episode."""
+    compress_replay: Literal["auto", "yes", "no"] = "auto"
+    """Lossless compression of frames in memory. auto: for images in the host loop."""
+    learning_starts: Annotated[int, _also("min-replay-history")] = 1_000
+    """Steps before the first update."""
+    batch_size: int = 32
+    """Transitions in an update."""
+    update_period: Annotated[int, _also("train-frequency")] = 1
+    """G: agent steps between updates."""
+    target_update_period: Annotated[int, _also("target-network-frequency")] = 200
+    """T: agent steps between refreshes of the targets; a multiple of G."""
+    target_step_size: Annotated[float, _also("tau")] = 1.0
+    """How far a refresh moves: 1 is a copy, less is a moving average."""
+    target_sync_period: int = 30
+    """D of iterated-target-based: agent steps between updates of the later links of its chain."""
+    learning_rate: float = 1e-3
+    """Of Adam."""
+    adam_epsilon: float = 1e-8
+    """Of Adam."""
+
+    # -- acting -----------------------------------------------------------------------------------------------
+    epsilon_start: float = 1.0
+    """Share of random actions at the first step."""
+    epsilon_end: float = 0.01
+    """Share of random actions after the decay."""
+    epsilon_decay_steps: int = 10_000
+    """Agent steps of the linear decay."""
+    acting_rule: Literal["uniform", "episode", "mean", "last"] = "uniform"
+    """The head that acts: a random online head at each step (the paper) or each episode, their mean, the last."""
+
+    # -- network -----------------------------------------------------------------------------------------------
+    torso: Literal["auto", "mlp", "minatar", "nature", "impala"] = "auto"
+    """What is under the heads. auto: by the shape of the observation."""
+    hidden_sizes: tuple[int, ...] = (128, 128)
+    """Of the MLP; none: linear in the observation."""
+    layer_norm: bool = False
+    """LayerNorm before each activation."""
+    batch_norm: bool = False
+    """BatchNorm after each activation; s and s' then pass as one batch."""
+    width_factor: float = 1.0
+    """Scales the last hidden layer (paper, D.3)."""
+    compute_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of convolutions and matrix products; parameters, normalisation and losses stay float32 (paper, D.5)."""
+
+    # -- weights of the pairs --------------------------------------------------------------------------------
+    head_weights: tuple[float, ...] = ()
+    """One for each pair; empty: all ones."""
+    head_weight_discount: float = 1.0
+    """Pair i is weighted by this to the power i (the paper's 0.25 in continuous control)."""
+    meta_gradient: Literal["none", "adam", "sgd"] = "none"
+    """Learn the weights by a gradient through an update of this optimizer (paper, D.4)."""
+    meta_learning_rate: float = 6.25e-5
+    """Of the weights' own Adam. Not in the paper; the authors' code uses the network's."""
+
+    # -- settings of single losses ------------------------------------------------------------------------
+    mellowmax_temperature: float = 30.0
+    """omega of MellowMax; the paper: 1000 on Breakout, 30 on Seaquest."""
+    munchausen_temperature: float = 0.03
+    """tau of Munchausen."""
+    munchausen_weight: float = 0.9
+    """alpha of Munchausen."""
+    munchausen_clip: float = -1.0
+    """Lower bound of the log-policy term of Munchausen."""
+    conservative_weight: float = 0.1
+    """alpha of CQL."""
+
+    # -- running ---------------------------------------------------------------------------------------------
+    loop: Literal["auto", "host", "compiled"] = "auto"
+    """compiled: environment, replay and learning in one program, if the environment is written in JAX."""
+    epoch_steps: int = 5_000
+    """An epoch ends at the first episode end after this many steps; its score is the mean return of its episodes."""
+    log_period_steps: int = 1_000
+    """Agent steps between rows of metrics.csv."""
+    checkpoint_minutes: float = 10.0
+    """Checkpoints are written at the end of each epoch, and this often in between."""
+    analysis: bool = False
+    """Record the paper's probes during training."""
+    analysis_samples: int = 2_048
+    """Replay states that the probes look at."""
+    track: Literal["none", "tensorboard", "wandb", "trackio"] = "none"
+    """Also report to this tracker; if it fails the run goes on."""
+    experiment: str = "default"
+    """First part of the run's folder: runs/EXPERIMENT/ENV/LABEL/seed-N."""
+
+    def __post_init__(self) -> None:
+        _check_types(self)
+        for name in _AT_LEAST_ONE:
+            self._require(name, getattr(self, name) >= 1, "must be at least 1")
+        for name in _AT_LEAST_ZERO:
+            self._require(name, getattr(self, name) >= 0, "must be at least 0")
+        for name in ("discount", "epsilon_start", "epsilon_end"):
+            self._require(name, 0 <= getattr(self, name) <= 1, "must be between 0 and 1")
+        for name in ("mellowmax_temperature", "munchausen_temperature", "width_factor"):
+            self._require(name, getattr(self, name) > 0, "must be above 0")
+        self._require("target_step_size", 0 < self.target_step_size <= 1, "must be above 0 and at most 1")
+        self._require("reward_clip", self.reward_clip is None or self.reward_clip > 0, "must be above 0")
+        self._require("hidden_sizes", min(self.hidden_sizes, default=1) > 0, "must be sizes of at least 1")
+        self._require(
+            "target_update_period",
+            self.target_update_period % self.update_period == 0,
+            f"must be a multiple of --update-period ({self.update_period})",
+        )
+        self._require(
+            "learning_starts",
+            self.learning_starts < self.buffer_size,
+            f"must be below --buffer-size ({self.buffer_size})",
+        )
+        pairs = self.target_scheme.num_pairs
+        self._require(
+            "head_weights", len(self.head_weights) in (0, pairs), f"must be empty or one for each of the {pairs} pairs"
+        )
+        if self.meta_gradient != "none":
+            self._require("batch_norm", not self.batch_norm, "cannot be combined with --meta-gradient")
+            self._require("head_weights", not self.head_weights, "cannot be combined with --meta-gradient")
+            self._require(
+                "acting_rule",
+                self.acting_rule == "uniform",
+                "must be uniform with --meta-gradient, which weighs the draw",
+            )
+
+    def _require(self, field: str, holds: bool, rule: str) -> None:
+        if not holds:
+            raise UserError(f"{flag(field)} is {getattr(self, field)!r}; it {rule}.")
+
+    @property
+    def target_scheme(self) -> TargetScheme:
+        return make_scheme(self.scheme, self.num_bellman_iterations)
+
+    @property
+    def label(self) -> str:
+        """The paper's name of what is trained, such as "iS-DQN K=9"."""
+        label = self.target_scheme.label(LOSSES[self.loss][0])
+        return f"Meta {label}" if self.meta_gradient != "none" else label
+
+    @property
+    def pair_weights(self) -> tuple[float, ...]:
+        given = self.head_weights or (1.0,) * self.target_scheme.num_pairs
+        return tuple(weight * self.head_weight_discount**i for i, weight in enumerate(given))
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return min(self.epoch_steps, self.total_timesteps)
+
+    @property
+    def num_epochs(self) -> int:
+        return -(-self.total_timesteps // self.steps_per_epoch)
+
+    @property
+    def sampled_batch_size(self) -> int:
+        """With probes a second batch comes along that is not learned from."""
+        return self.batch_size * (2 if self.analysis else 1)
+
+    def epsilon(self, step: Any) -> Any:
+        """Share of random actions; works on numbers and on traced arrays."""
+        left = 1.0 - step / max(self.epsilon_decay_steps, 1)
+        return self.epsilon_end + (self.epsilon_start - self.epsilon_end) * left * (left > 0)
+
+    def replace(self, **changes: Any) -> Config:
+        return dataclasses.replace(self, **changes)
+
+
+def flag(field: str) -> str:
+    return "--" + field.replace("_", "-")
+
+
+def docs() -> dict[str, str]:
+    """Field -> the docstring under it."""
+    (body,) = (node.body for node in ast.parse(inspect.getsource(Config)).body if isinstance(node, ast.ClassDef))
+    return {
+        field.target.id: ast.literal_eval(text.value)
+        for field, text in itertools.pairwise(body)
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, ast.Expr)
+    }
+
+
+def to_toml(config: Config) -> str:
+    """Each field with its meaning above it. JSON's numbers, strings, booleans and lists are TOML's too."""
+    lines = []
+    for name, doc in docs().items():
+        value = getattr(config, name)
+        lines.append(f"# {doc}")
+        lines.append(f"# {name} is not set" if value is None else f"{name} = {json.dumps(value)}")
+    return "\n".join(lines) + "\n"
+
+
+def from_mapping(values: dict[str, Any], where: str, base: Config | None = None) -> Config:
+    """A config from file contents; unknown names are answered with the nearest known one."""
+    known = {f.name for f in dataclasses.fields(Config)}
+    for name in values:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            hint = f"; did you mean {near[0]!r}?" if near else "; the fields are those of `isqn train --help`."
+            raise UserError(f"{where} sets {name!r}, which is not a field of a run{hint}")
+    values = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+    return dataclasses.replace(base or Config(), **values)
+
+
+def read_toml(path: Path) -> Config:
+    try:
+        return from_mapping(tomllib.loads(path.read_text()), str(path))
+    except FileNotFoundError:
+        raise UserError(f"{path} does not exist; give the config.toml of a run.") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is not valid TOML: {error}.") from None
+
+
+def _check_types(config: Config) -> None:
+    """What argparse would refuse must not slip in through a file or the Python interface."""
+    for name, kind in get_type_hints(Config).items():
+        value = getattr(config, name)
+        if get_origin(kind) is Literal:
+            if value not in get_args(kind):
+                raise UserError(f"{flag(name)} is {value!r}; choose one of {', '.join(map(str, get_args(kind)))}.")
+        elif kind is float or kind == float | None:
+            if value is None and kind is not float:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise UserError(f"{flag(name)} is {value!r}; it must be a number.")
+            object.__setattr__(config, name, float(value))
+        elif kind in (int, bool, str) and type(value) is not kind:
+            raise UserError(f"{flag(name)} is {value!r}; it must be of type {kind.__name__}.")

@@ -1,0 +1,93 @@
+"""Temporal-difference losses, each as its base paper writes it: one sample, one pair of heads.
+
+A loss is `(online, target, transition) -> scalar`. `online` and `target` are the `Values` of the two heads
+of a pair, vectors over actions at s (`.now`) and at s' (`.next`). Only `online.now` carries a gradient: the
+caller stops every other one, so a target cannot be differentiated by mistake. The caller also maps
+over samples and pairs, so a loss knows no batch, no network and no number of heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from inspect import Parameter, signature
+
+import jax
+import jax.numpy as jnp
+
+from isqn.types import Array, Transition, UserError, Values
+
+PairLoss = Callable[[Values, Values, Transition], Array]
+
+
+def dqn(online: Values, target: Values, transition: Transition) -> Array:
+    """Mnih et al. 2015, as in the paper: the plain square of the temporal-difference error."""
+    return jnp.square(_error(online, transition, jnp.max(target.next)))
+
+
+def huber(online: Values, target: Values, transition: Transition) -> Array:
+    """Mnih et al. 2015 as published: quadratic below an error of 1, linear above."""
+    error = jnp.abs(_error(online, transition, jnp.max(target.next)))
+    return jnp.where(error < 1, 0.5 * error**2, error - 0.5)
+
+
+def double_dqn(online: Values, target: Values, transition: Transition) -> Array:
+    """van Hasselt et al. 2016: the online head chooses the next action, the target head values it."""
+    return jnp.square(_error(online, transition, target.next[jnp.argmax(online.next)]))
+
+
+def mellowmax_dqn(online: Values, target: Values, transition: Transition, *, mellowmax_temperature: float) -> Array:
+    """Kim et al. 2019: the soft maximum of `mellowmax` in place of the maximum."""
+    return jnp.square(_error(online, transition, mellowmax(target.next, mellowmax_temperature)))
+
+
+def munchausen_dqn(
+    online: Values,
+    target: Values,
+    transition: Transition,
+    *,
+    munchausen_temperature: float,
+    munchausen_weight: float,
+    munchausen_clip: float,
+) -> Array:
+    """Vieillard et al. 2020, eq. 3: a soft target, and the target's clipped log-policy added to the reward."""
+    next_log_policy = jax.nn.log_softmax(target.next / munchausen_temperature)
+    soft_value = jnp.sum(jnp.exp(next_log_policy) * (target.next - munchausen_temperature * next_log_policy))
+    log_policy = jax.nn.log_softmax(target.now / munchausen_temperature)[transition.action]
+    bonus = munchausen_weight * jnp.clip(munchausen_temperature * log_policy, munchausen_clip, 0.0)
+    return jnp.square(_error(online, transition, soft_value) + bonus)
+
+
+def cql(online: Values, target: Values, transition: Transition, *, conservative_weight: float) -> Array:
+    """Kumar et al. 2020, eq. 4, for discrete actions."""
+    spread = jax.nn.logsumexp(online.now) - online.now[transition.action]
+    return dqn(online, target, transition) + conservative_weight * spread
+
+
+def mellowmax(q: Array, temperature: float) -> Array:
+    """log(mean(exp(temperature q))) / temperature: between the mean (0) and the maximum (infinity)."""
+    return (jax.nn.logsumexp(temperature * q) - jnp.log(q.shape[-1])) / temperature
+
+
+def _error(online: Values, transition: Transition, next_value: Array) -> Array:
+    return transition.reward + transition.discount * next_value - online.now[transition.action]
+
+
+LOSSES: dict[str, tuple[str, Callable[..., Array]]] = {
+    # flag -> the name in labels ("iS-Mellow K=9"), the loss
+    "dqn": ("DQN", dqn),
+    "huber": ("DQN-Huber", huber),
+    "double": ("DDQN", double_dqn),
+    "mellowmax": ("Mellow", mellowmax_dqn),
+    "munchausen": ("M-DQN", munchausen_dqn),
+    "cql": ("CQL", cql),
+}
+
+
+def make_loss(name: str, settings: object) -> PairLoss:
+    """The loss of that name; its keyword arguments are taken from the fields of `settings` of the same name."""
+    if name not in LOSSES:
+        raise UserError(f"--loss {name!r} is not known; choose one of {', '.join(LOSSES)}.")
+    _, loss = LOSSES[name]
+    wanted = [p.name for p in signature(loss).parameters.values() if p.kind is Parameter.KEYWORD_ONLY]
+    return partial(loss, **{field: getattr(settings, field) for field in wanted})

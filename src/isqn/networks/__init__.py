@@ -1,0 +1,106 @@
+"""Networks: a torso and linear heads along a leading axis. The only folder that knows flax."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+
+from isqn.networks.torsos import TORSOS, Style
+from isqn.types import Array, EnvSpec, Params, UserError
+
+
+class Network(NamedTuple):
+    """Pure functions. `params` is {"torso": ..., "heads": {"kernel", "bias"}}, head k at index k of axis 0.
+
+    `statistics` are BatchNorm's running averages, {} without BatchNorm.
+    """
+
+    init: Callable[[Array], tuple[Params, Params]]  # key -> params, statistics
+    apply: Callable[..., tuple[Array, Params]]  # params, statistics, obs (B, ...), train -> q (B, H, A), statistics
+    units: Callable[[Params, Params, Array], list[Array]]  # the output of every ReLU, the shared features last
+
+
+class NetworkSettings(Protocol):
+    @property
+    def torso(self) -> str: ...
+    @property
+    def layer_norm(self) -> bool: ...
+    @property
+    def batch_norm(self) -> bool: ...
+    @property
+    def width_factor(self) -> float: ...
+    @property
+    def hidden_sizes(self) -> tuple[int, ...]: ...
+    @property
+    def compute_dtype(self) -> str: ...
+
+
+def torso_name(requested: str, spec: EnvSpec) -> str:
+    """ "auto" looks at the observation: a vector, a small image, an image."""
+    if requested == "auto":
+        if not spec.is_image:
+            return "mlp"
+        return "minatar" if min(spec.frame_shape[:2]) < 32 else "nature"
+    if requested not in TORSOS:
+        raise UserError(f"--torso {requested!r} is not known; choose one of auto, {', '.join(TORSOS)}.")
+    if requested != "mlp" and not spec.is_image:
+        raise UserError(
+            f"--torso {requested} needs images, but {spec.id} observes vectors of shape {spec.frame_shape}; "
+            "use --torso mlp."
+        )
+    return requested
+
+
+def make_network(spec: EnvSpec, num_heads: int, settings: NetworkSettings) -> Network:
+    style = Style(
+        layer_norm=settings.layer_norm,
+        batch_norm=settings.batch_norm,
+        width_factor=settings.width_factor,
+        hidden_sizes=settings.hidden_sizes,
+        dtype=jnp.dtype(settings.compute_dtype),
+    )
+    name = torso_name(settings.torso, spec)
+    torso = TORSOS[name](style)
+    kernel_init = jax.nn.initializers.lecun_normal() if name == "mlp" else jax.nn.initializers.xavier_uniform()
+
+    def init(key: Array) -> tuple[Params, Params]:
+        torso_key, head_key = jax.random.split(key)
+        obs = jnp.zeros((1, *spec.obs_shape), spec.frame_dtype)
+        variables = torso.init(torso_key, obs, False)
+        features = jax.eval_shape(lambda v: torso.apply(v, obs, False), variables).shape[-1]
+        # One matrix for all heads, so that the initial range counts the outputs of all of them, as the
+        # authors' single last layer does: it shrinks as K grows.
+        kernel = kernel_init(head_key, (features, num_heads * spec.num_actions))
+        kernel = kernel.reshape(features, num_heads, spec.num_actions).transpose(1, 0, 2)
+        heads = {"kernel": kernel, "bias": jnp.zeros((num_heads, spec.num_actions))}
+        return {"torso": variables.get("params", {}), "heads": heads}, variables.get("batch_stats", {})
+
+    def apply(params: Params, statistics: Params, obs: Array, train: bool = False) -> tuple[Array, Params]:
+        variables = {"params": params["torso"], "batch_stats": statistics}
+        if train and style.batch_norm:
+            features, changed = torso.apply(variables, obs, True, mutable=["batch_stats"])
+            statistics = changed["batch_stats"]
+        else:
+            features = torso.apply(variables, obs, False)
+        kernel = params["heads"]["kernel"].astype(style.dtype)
+        q = jnp.einsum("bf,hfa->bha", features.astype(style.dtype), kernel) + params["heads"]["bias"].astype(
+            style.dtype
+        )
+        return q.astype(jnp.float32), statistics  # errors and losses are float32 whatever the torso computes in
+
+    def units(params: Params, statistics: Params, obs: Array) -> list[Array]:
+        variables = {"params": params["torso"], "batch_stats": statistics}
+        _, collected = torso.apply(variables, obs, False, mutable=["intermediates"])
+        return jax.tree.leaves(_in_call_order(collected["intermediates"]))
+
+    return Network(init, apply, units)
+
+
+def _in_call_order(tree: Any) -> Any:
+    """Flax numbers modules as they are called; jax sorts keys as text, so that "10" comes before "9"."""
+    if not isinstance(tree, dict):
+        return tree
+    return [_in_call_order(tree[name]) for name in sorted(tree, key=lambda n: (len(n), n))]

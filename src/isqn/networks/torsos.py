@@ -1,0 +1,148 @@
+"""Torsos: everything below the linear heads. Shapes and initialisers are the authors' (iS-DQN, Dopamine)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import flax.linen as nn
+import jax.numpy as jnp
+
+from isqn.networks.layers import Conv, LayerNorm
+from isqn.types import Array
+
+
+@dataclass(frozen=True)
+class Style:
+    """What every torso can vary."""
+
+    layer_norm: bool = False
+    batch_norm: bool = False
+    width_factor: float = 1.0  # scales the last hidden layer: the features that the heads share (paper, D.3)
+    hidden_sizes: tuple[int, ...] = (128, 128)  # of the MLP
+    dtype: jnp.dtype = jnp.float32  # of convolutions and matrix products; parameters stay float32
+
+    def features(self, size: int) -> int:
+        return max(1, round(size * self.width_factor))
+
+
+class Activation(nn.Module):
+    """LayerNorm before the ReLU, BatchNorm after it (paper, appendix E)."""
+
+    style: Style
+    layer_norm: bool = True  # whether this place is one of those that are normalised
+    batch_norm: bool = True
+    flatten: bool = False
+
+    @nn.compact
+    def __call__(self, x: Array, train: bool) -> Array:
+        if self.style.layer_norm and self.layer_norm:
+            x = LayerNorm()(x)
+        x = nn.relu(x)
+        self.sow("intermediates", "units", x)  # for the probes; costs nothing otherwise
+        if self.flatten:
+            x = x.reshape(x.shape[0], -1)
+        if self.style.batch_norm and self.batch_norm:
+            x = BatchNorm()(x, train)
+        return x
+
+
+class BatchNorm(nn.Module):
+    """As the authors': on images one statistic for each position, shared by the channels."""
+
+    @nn.compact
+    def __call__(self, x: Array, train: bool) -> Array:
+        axis = (1, 2) if x.ndim == 4 else -1
+        return nn.BatchNorm(use_running_average=not train, axis=axis, dtype=jnp.float32)(x)  # type: ignore[arg-type]
+
+
+class Input(nn.Module):
+    """Bytes become fractions; everything else is taken as it is."""
+
+    style: Style
+
+    @nn.compact
+    def __call__(self, x: Array, train: bool) -> Array:
+        x = x / jnp.float32(255.0) if x.dtype == jnp.uint8 else x.astype(jnp.float32)
+        if self.style.batch_norm and x.ndim == 4:
+            x = BatchNorm()(x, train)
+        return x
+
+
+class MLP(nn.Module):
+    """Dense layers; with none of them, the heads are linear in the observation (tabular, if it is one-hot)."""
+
+    style: Style
+
+    @nn.compact
+    def __call__(self, x: Array, train: bool) -> Array:
+        x = Input(self.style)(x, train)
+        x = x.reshape(x.shape[0], -1)
+        sizes = list(self.style.hidden_sizes)
+        sizes[-1:] = map(self.style.features, sizes[-1:])
+        for size in sizes:
+            x = nn.Dense(size, dtype=self.style.dtype)(x)  # flax's default kernel is lecun_normal, as the authors'
+            x = Activation(self.style)(x, train)
+        return x
+
+
+class MinAtarCNN(nn.Module):
+    """Young & Tian 2019: one small convolution, then 128 units."""
+
+    style: Style
+
+    @nn.compact
+    def __call__(self, x: Array, train: bool) -> Array:
+        x = Input(self.style)(x, train)
+        x = Conv(16, 3, dtype=self.style.dtype, padding="VALID")(x)
+        x = Activation(self.style, flatten=True)(x, train)
+        return _hidden(self.style, 128, x, train)
+
+
+class NatureCNN(nn.Module):
+    """Mnih et al. 2015 with SAME padding."""
+
+    style: Style
+
+    @nn.compact
+    def __call__(self, x: Array, train: bool) -> Array:
+        x = Input(self.style)(x, train)
+        for features, kernel, stride in ((32, 8, 4), (64, 4, 2), (64, 3, 1)):
+            x = Conv(features, kernel, stride, dtype=self.style.dtype)(x)
+            x = Activation(self.style, flatten=kernel == 3)(x, train)
+        return _hidden(self.style, 512, x, train)
+
+
+class Impala(nn.Module):
+    """Espeholt et al. 2018 with three stacks of 32, 64 and 64 channels, LayerNorm where the authors put it."""
+
+    style: Style
+
+    @nn.compact
+    def __call__(self, x: Array, train: bool) -> Array:
+        x = Input(self.style)(x, train)
+        for features in (32, 64, 64):
+            x = Conv(features, 3, dtype=self.style.dtype)(x)
+            x = nn.max_pool(x, (3, 3), strides=(2, 2), padding="SAME")
+            for _ in range(2):
+                block = Activation(self.style)(x, train)
+                block = Conv(features, 3, dtype=self.style.dtype, kernel_init=nn.initializers.lecun_normal())(block)
+                block = Activation(self.style, layer_norm=False, batch_norm=False)(block, train)
+                block = Conv(features, 3, dtype=self.style.dtype, kernel_init=nn.initializers.lecun_normal())(block)
+                x = x + block
+        x = Activation(self.style, flatten=True)(x, train)
+        return _hidden(self.style, 512, x, train)
+
+
+def _hidden(style: Style, size: int, x: Array, train: bool) -> Array:
+    """The last hidden layer of a convolutional torso. Called inside a compact method."""
+    x = nn.Dense(style.features(size), dtype=style.dtype, kernel_init=nn.initializers.xavier_uniform())(x)
+    return Activation(style)(x, train)
+
+
+TORSOS: dict[str, Callable[[Style], nn.Module]] = {
+    "mlp": MLP,
+    "minatar": MinAtarCNN,
+    "nature": NatureCNN,
+    "impala": Impala,
+}

@@ -1,0 +1,155 @@
+"""Checkpoints: arrays as safetensors, everything else as JSON, checksums of both, no code.
+
+A checkpoint is a folder `checkpoints/STEP`, filled under another name and then renamed, so that it is
+either whole or not there. The last two are kept. The replay's files lie beside them and are shared: a
+checkpoint names those it needs, and what no checkpoint names is deleted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import warnings
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from isqn.data.replay import DamagedFile, files_needed
+from isqn.types import UserError
+
+FORMAT = 1
+KEPT = 2
+
+
+def flatten(tree: Any) -> dict[str, np.ndarray]:
+    """Leaves by readable names, such as "agent.params.heads.kernel"."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {_name(path): np.asarray(leaf) for path, leaf in leaves}
+
+
+def unflatten(template: Any, arrays: dict[str, np.ndarray], where: Path) -> Any:
+    """The tree of `template` filled from `arrays`; says which shapes differ."""
+    paths, structure = jax.tree_util.tree_flatten_with_path(template)
+    names = [_name(path) for path, _ in paths]
+    if missing := sorted(set(names) ^ set(arrays)):
+        raise UserError(f"{where} does not fit this configuration: {', '.join(missing[:5])} is in only one of them.")
+    for name, (_, leaf) in zip(names, paths, strict=True):
+        if arrays[name].shape != leaf.shape or arrays[name].dtype != leaf.dtype:
+            raise UserError(
+                f"{where} does not fit this configuration: {name} is {arrays[name].dtype}{list(arrays[name].shape)} "
+                f"there and {leaf.dtype}{list(leaf.shape)} here."
+            )
+    return jax.tree.unflatten(structure, [arrays[name] for name in names])
+
+
+def _name(path: Any) -> str:
+    return ".".join(str(getattr(part, "name", getattr(part, "key", getattr(part, "idx", part)))) for part in path)
+
+
+def write(folder: Path, arrays: dict[str, np.ndarray], manifest: dict[str, Any]) -> None:
+    """A whole folder or none."""
+    aside = folder.with_name(f".writing-{folder.name}")
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+    save_file(arrays, aside / "state.safetensors")
+    manifest = {"format": FORMAT, "state_sha256": _digest(aside / "state.safetensors"), **manifest}
+    text = json.dumps(manifest, indent=1)
+    (aside / "manifest.json").write_text(
+        json.dumps({"sha256": hashlib.sha256(text.encode()).hexdigest(), "manifest": text})
+    )
+    for path in aside.iterdir():
+        _flush(path)
+    shutil.rmtree(folder, ignore_errors=True)
+    os.rename(aside, folder)
+    _flush(folder.parent)
+
+
+def read(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """Arrays and manifest, or DamagedFile."""
+    try:
+        outer = json.loads((folder / "manifest.json").read_text())
+        text = outer["manifest"]
+        if hashlib.sha256(text.encode()).hexdigest() != outer["sha256"]:
+            raise DamagedFile(f"{folder / 'manifest.json'} does not match its checksum")
+        manifest = json.loads(text)
+        if manifest["format"] != FORMAT:
+            raise UserError(f"{folder} has checkpoint format {manifest['format']}; this version reads format {FORMAT}.")
+        if _digest(folder / "state.safetensors") != manifest["state_sha256"]:
+            raise DamagedFile(f"{folder / 'state.safetensors'} does not match its checksum")
+        return load_file(folder / "state.safetensors"), manifest
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        raise DamagedFile(f"{folder} cannot be read: {error}") from error
+
+
+def steps(run_dir: Path) -> list[int]:
+    """The steps that have a checkpoint, newest first."""
+    folder = run_dir / "checkpoints"
+    return sorted((int(p.name) for p in folder.glob("[0-9]*") if p.name.isdigit()), reverse=True)
+
+
+def folder_of(run_dir: Path, step: int) -> Path:
+    return run_dir / "checkpoints" / f"{step:012d}"
+
+
+def tidy(run_dir: Path) -> None:
+    """Keep the last two checkpoints and the replay files that they name."""
+    for step in steps(run_dir)[KEPT:]:
+        shutil.rmtree(folder_of(run_dir, step))
+    needed: set[str] = set()
+    for step in steps(run_dir):
+        try:
+            needed |= set(files_needed(read_manifest(folder_of(run_dir, step))["replay"]))
+        except DamagedFile:
+            return  # it may name files that a person still wants to rescue
+    for path in (run_dir / "replay").glob("*"):
+        if path.name not in needed:
+            path.unlink()
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    try:
+        return json.loads(json.loads((folder / "manifest.json").read_text())["manifest"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DamagedFile(f"{folder} cannot be read: {error}") from error
+
+
+def newest_good(run_dir: Path) -> Any:
+    """Yield (step, arrays, manifest), newest first; damaged ones are passed over with a warning."""
+    for step in steps(run_dir):
+        try:
+            yield step, *read(folder_of(run_dir, step))
+        except DamagedFile as error:
+            warn_damaged(error)
+
+
+def warn_damaged(error: DamagedFile) -> None:
+    warnings.warn(f"damaged checkpoint, using the one before it: {error}", stacklevel=3)
+
+
+def drop_after(run_dir: Path, step: int) -> None:
+    """What is newer than the checkpoint that a run goes on from will be made again."""
+    for later in steps(run_dir):
+        if later > step:
+            shutil.rmtree(folder_of(run_dir, later))
+    for best in run_dir.glob("best-*"):
+        if int(best.name.removeprefix("best-")) > step:
+            shutil.rmtree(best)
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _flush(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,326 @@
+"""The host loop: any Gymnasium environment, one step at a time. Reads as Algorithm 1 of the paper.
+
+The environment's state is never saved: it is the seed of the episode and the actions since. A restart
+resets with that seed and takes those actions again, so that a run can stop after any step.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from isqn.agents.q_learning import Agent
+from isqn.analysis.probes import FEATURE_PROBES, probe_features
+from isqn.data.replay import DamagedFile, Replay
+from isqn.envs.adapter import Environment
+from isqn.experiments.config import Config
+from isqn.keys import episode_seed, host_generator
+from isqn.train import checkpoint
+from isqn.train.progress import Progress, memory_mb
+from isqn.train.record import EPISODE_COLUMNS, Table, Tracker
+from isqn.types import EnvSpec, UserError
+
+
+class Interrupted(Exception):
+    """Stopped on request, after saving."""
+
+
+class Diverged(UserError):
+    """A number that is not finite."""
+
+
+class Epoch(NamedTuple):
+    """A result: the returns of the training episodes of an epoch."""
+
+    epoch: int
+    step: int
+    returns: list[float]
+
+    @property
+    def mean_return(self) -> float:
+        return float(np.mean(self.returns)) if self.returns else float("nan")
+
+
+@dataclass
+class Counters:
+    """Where the run is; saved as JSON."""
+
+    step: int = 0
+    updates: int = 0
+    episode: int = 0
+    epoch: int = 0
+    epoch_start: int = 0
+    episode_return: float = 0.0
+    episode_length: int = 0
+    seconds: float = 0.0
+    logged_updates: int = 0  # updates summed in the totals that the next row of metrics averages
+    best: float | None = None
+    epoch_returns: list[float] = field(default_factory=list)
+    results: list[tuple[int, int, float]] = field(default_factory=list)  # epoch, step, mean return
+
+
+class Functions(NamedTuple):
+    """The agent's functions, each compiled once."""
+
+    act: Callable[..., Any]
+    update: Callable[..., Any]
+    refresh: Callable[..., Any]
+    sync: Callable[..., Any]
+
+
+def compile_agent(agent: Agent) -> Functions:
+    def update(state: Any, totals: Any, batch: Any) -> tuple[Any, Any]:
+        state, metrics = agent.update(state, batch)
+        return state, jax.tree.map(jnp.add, totals, metrics)
+
+    return Functions(
+        act=jax.jit(agent.act),
+        update=jax.jit(update, donate_argnums=(0, 1)),
+        refresh=jax.jit(agent.refresh, donate_argnums=0),
+        sync=jax.jit(agent.sync, donate_argnums=0),
+    )
+
+
+def empty_totals(agent: Agent, config: Config, spec: EnvSpec) -> Any:
+    """Zeros of the shape of the metrics, which stay on the device between rows."""
+    batch = spec.batch(config.sampled_batch_size)
+    _, metrics = jax.eval_shape(agent.update, jax.eval_shape(agent.init, 0), batch)
+    return jax.tree.map(lambda m: jnp.zeros(m.shape, m.dtype), metrics)
+
+
+def train(
+    config: Config,
+    run_dir: Path,
+    agent: Agent,
+    env: Environment,
+    make_replay: Callable[[], Replay],
+    *,
+    should_stop: Callable[[], bool] = lambda: False,
+    progress: Progress | None = None,
+) -> Iterator[Epoch]:
+    """Train from the newest checkpoint in `run_dir`, or from the start; yield each epoch's result."""
+    scheme, seed = config.target_scheme, config.seed
+    call = compile_agent(agent)
+    progress = progress or Progress(config.total_timesteps, enabled=False)
+    count = Counters()
+    history: list[list[int]] = [[]]  # actions since the environment's last real reset, by episode
+    totals = zeros = empty_totals(agent, config, env.spec)
+    state = jax.jit(agent.init)(seed)
+    metric_columns = metrics_columns(zeros, FEATURE_PROBES if config.analysis else ())
+
+    restored = _restore(run_dir, state, totals, make_replay)
+    if restored:
+        state, totals, replay, count, history, lengths = restored
+        frame = _simulate(env, seed, count.episode, history)
+        if not np.array_equal(frame, replay.observation()[..., -frame.shape[-1] :]):
+            raise UserError(
+                f"{config.env_id} did not come back to where the run stopped: under the same seed and actions it "
+                "shows another observation, so this run cannot be resumed; an environment must draw only from its seed."
+            )
+        episodes = Table(run_dir / "episodes.csv", EPISODE_COLUMNS, lengths["episodes"])
+        metrics = Table(run_dir / "metrics.csv", metric_columns, lengths["metrics"])
+    else:
+        episodes = Table(run_dir / "episodes.csv", EPISODE_COLUMNS)
+        metrics = Table(run_dir / "metrics.csv", metric_columns)
+        replay = make_replay()
+        replay.add_first(env.reset(episode_seed(seed, 0)))
+    tracker = Tracker(config, run_dir)
+    last_return = count.epoch_returns[-1] if count.epoch_returns else None
+    last_loss: float | None = None
+    clock = time.monotonic() - count.seconds
+    saved_at, logged_at, logged_step = time.monotonic(), time.monotonic(), count.step
+
+    def save() -> None:
+        _require_finite(state.params, totals, run_dir, count.step)
+        count.seconds = time.monotonic() - clock
+        for table in (episodes, metrics):
+            table.flush_to_disk()
+        arrays = checkpoint.flatten({"agent": state, "totals": totals})
+        arrays["history.actions"] = np.array([a for actions in history for a in actions], np.int32)
+        arrays["history.lengths"] = np.array([len(actions) for actions in history], np.int32)
+        manifest = {
+            "counters": asdict(count),
+            "replay": replay.save(run_dir / "replay"),
+            "tables": {"episodes": episodes.length, "metrics": metrics.length},
+        }
+        checkpoint.write(checkpoint.folder_of(run_dir, count.step), arrays, manifest)
+        checkpoint.tidy(run_dir)
+
+    try:
+        while count.epoch < config.num_epochs:
+            # Act.
+            epsilon = config.epsilon(count.step)
+            action = int(call.act(state, replay.observation(), epsilon, count.step, count.episode))
+            frame, reward, terminated, truncated = env.step(action)
+            history[-1].append(action)
+            count.step += 1
+            count.episode_length += 1
+            count.episode_return += reward
+            truncated = truncated or (not terminated and count.episode_length >= config.max_episode_steps)
+            replay.add(action, reward, terminated, truncated, frame)
+
+            # Learn.
+            if count.step > config.learning_starts:
+                if count.step % config.update_period == 0:
+                    batch = replay.sample(config.batch_size, host_generator(seed, "replay", count.updates))
+                    if config.analysis:
+                        held_out = replay.sample(config.batch_size, host_generator(seed, "held-out", count.updates))
+                        batch = jax.tree.map(lambda a, b: np.concatenate([a, b]), batch, held_out)
+                    state, totals = call.update(state, totals, batch)
+                    count.updates += 1
+                    count.logged_updates += 1
+                if scheme.refreshes and count.step % config.target_update_period == 0:
+                    state = call.refresh(state)
+                elif scheme.num_copies > 1 and count.step % config.target_sync_period == 0:
+                    state = call.sync(state)
+
+            # Record.
+            if count.step % config.log_period_steps == 0:
+                now = time.monotonic()
+                row: dict[str, Any] = {
+                    "step": count.step,
+                    "frame": count.step * env.spec.frames_per_step,
+                    "updates": count.updates,
+                    "epsilon": epsilon,
+                    "steps_per_second": (count.step - logged_step) / (now - logged_at),
+                    "memory_mb": memory_mb(),
+                    "seconds": now - clock,
+                }
+                if count.logged_updates:
+                    _require_finite(state.params, totals, run_dir, count.step)
+                    row |= _means(totals, count.logged_updates)
+                    last_loss = row["loss"]
+                    totals, count.logged_updates = jax.tree.map(jnp.zeros_like, zeros), 0
+                    if config.analysis:
+                        looked_at = replay.sample(config.analysis_samples, host_generator(seed, "probe", count.step))
+                        row |= probe_features(agent.network, state, looked_at.obs)
+                metrics.add(row)
+                tracker.log(
+                    {k: v for k, v in row.items() if k not in ("step", "frame", "updates", "seconds")}, count.step
+                )
+                logged_at, logged_step = now, count.step
+            progress.show(count.step, last_return, last_loss)
+
+            if terminated or truncated:
+                last_return = count.episode_return
+                row = {
+                    "epoch": count.epoch,
+                    "episode": count.episode,
+                    "step": count.step,
+                    "frame": count.step * env.spec.frames_per_step,
+                    "return": count.episode_return,
+                    "length": count.episode_length,
+                    "seconds": time.monotonic() - clock,
+                }
+                episodes.add(row)
+                tracker.log({"return": row["return"], "length": row["length"]}, count.step)
+                count.epoch_returns.append(count.episode_return)
+                count.episode += 1
+                count.episode_return, count.episode_length = 0.0, 0
+                history = [*history, []] if env.continues else [[]]
+                replay.add_first(env.reset(episode_seed(seed, count.episode)))
+
+                if count.step - count.epoch_start >= config.steps_per_epoch:
+                    result = Epoch(count.epoch, count.step, count.epoch_returns)
+                    count.results.append((result.epoch, result.step, result.mean_return))
+                    count.epoch, count.epoch_start, count.epoch_returns = count.epoch + 1, count.step, []
+                    if count.best is None or result.mean_return > count.best:
+                        count.best = result.mean_return
+                        save_best(run_dir, state, result)
+                    save()
+                    saved_at = time.monotonic()
+                    yield result
+
+            if should_stop():
+                save()
+                raise Interrupted(f"stopped at step {count.step:,}; go on with `isqn resume {run_dir}`")
+            if time.monotonic() - saved_at > 60 * config.checkpoint_minutes:
+                save()
+                saved_at = time.monotonic()
+    finally:
+        episodes.close()
+        metrics.close()
+        tracker.close()
+
+
+def save_best(run_dir: Path, state: Any, result: Epoch) -> None:
+    """The agent of the best epoch so far, by mean training return."""
+    name = f"best-{result.step:012d}"
+    manifest = {"criterion": "mean training return of an epoch", **result._asdict(), "mean_return": result.mean_return}
+    checkpoint.write(run_dir / name, checkpoint.flatten({"agent": state}), manifest)
+    for older in run_dir.glob("best-*"):
+        if older.name != name:
+            shutil.rmtree(older)
+
+
+def _restore(run_dir: Path, state: Any, totals: Any, make_replay: Callable[[], Replay]) -> Any:
+    for step, arrays, manifest in checkpoint.newest_good(run_dir):
+        actions, lengths = arrays.pop("history.actions"), arrays.pop("history.lengths")
+        tree = checkpoint.unflatten({"agent": state, "totals": totals}, arrays, checkpoint.folder_of(run_dir, step))
+        try:
+            replay = make_replay()
+            replay.restore(manifest["replay"], run_dir / "replay")
+        except DamagedFile as error:
+            checkpoint.warn_damaged(error)
+            continue
+        checkpoint.drop_after(run_dir, step)
+        ends = np.cumsum(lengths)
+        history = [actions[end - length : end].tolist() for end, length in zip(ends, lengths, strict=True)]
+        tree = jax.tree.map(jnp.asarray, tree)
+        return tree["agent"], tree["totals"], replay, Counters(**manifest["counters"]), history, manifest["tables"]
+    if checkpoint.steps(run_dir):
+        raise UserError(f"{run_dir} has no checkpoint that can be read; start again with `isqn train --overwrite`.")
+    return None
+
+
+def _simulate(env: Environment, seed: int, episode: int, history: list[list[int]]) -> np.ndarray:
+    """Bring a new environment to where the old one was."""
+    frame = None
+    for earlier, actions in enumerate(history, start=episode - len(history) + 1):
+        frame = env.reset(episode_seed(seed, earlier))
+        for action in actions:
+            frame = env.step(action).frame
+    assert frame is not None
+    return frame
+
+
+def metrics_columns(totals: Any, probes: tuple[str, ...]) -> tuple[str, ...]:
+    learned = [column for name, leaf in totals.items() for column in _columns(name, leaf)]
+    return ("step", "frame", "updates", "epsilon", *learned, *probes, "steps_per_second", "memory_mb", "seconds")
+
+
+def _columns(name: str, leaf: Any) -> list[str]:
+    return [name] if leaf.ndim == 0 else [f"{name}_{i + 1}" for i in range(leaf.shape[0])]
+
+
+def _means(totals: Any, updates: int) -> dict[str, float]:
+    """Fetch the sums once and spread vectors over numbered columns."""
+    fetched = jax.device_get(totals)
+    return {
+        column: float(value) / updates
+        for name, leaf in fetched.items()
+        for column, value in zip(_columns(name, leaf), np.atleast_1d(leaf), strict=True)
+    }
+
+
+@jax.jit
+def _all_finite(tree: Any) -> Any:
+    return jnp.all(jnp.array([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree)]))
+
+
+def _require_finite(params: Any, totals: Any, run_dir: Path, step: int) -> None:
+    if not _all_finite((params, totals)):
+        kept = checkpoint.steps(run_dir)
+        where = f"the last good checkpoint is at step {kept[0]:,}" if kept else "there was no checkpoint before it"
+        raise Diverged(
+            f"a loss or a parameter stopped being a finite number before step {step:,}; {where}. "
+            "A lower --learning-rate, --layer-norm or another --scheme may help."
+        )

@@ -1,0 +1,227 @@
+"""What a run leaves behind: plain tables, flushed by row, and a summary."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import platform
+import subprocess
+import sys
+import warnings
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, ClassVar
+
+from isqn.experiments.config import Config, to_toml
+from isqn.types import UserError
+
+EPISODE_COLUMNS = ("epoch", "episode", "step", "frame", "return", "length", "seconds")
+
+
+def default_run_dir(config: Config, root: Path = Path("runs")) -> Path:
+    """No clock in the name, so that a rerun finds its folder."""
+    words = (config.experiment, config.env_id, config.label, f"seed-{config.seed}")
+    return root.joinpath(
+        *(word.replace("/", "-").replace(":", "-").replace(" ", "-").replace("=", "") for word in words)
+    )
+
+
+class Table:
+    """A CSV file that grows by whole rows and can be cut back to where a checkpoint saw it."""
+
+    def __init__(self, path: Path, columns: tuple[str, ...], length: int | None = None):
+        self.columns = columns
+        if length is None:
+            self._file = path.open("wb", buffering=0)
+            self._write(columns)
+        else:
+            self._file = path.open("r+b", buffering=0)
+            self._file.truncate(length)
+            self._file.seek(length)
+
+    def add(self, row: dict[str, Any]) -> None:
+        self._write([_cell(row.get(column)) for column in self.columns])
+
+    def _write(self, cells: Any) -> None:
+        line = io.StringIO()
+        csv.writer(line, lineterminator="\n").writerow(cells)
+        self._file.write(line.getvalue().encode())  # one write for one row: a kill leaves it whole or absent
+
+    @property
+    def length(self) -> int:
+        return self._file.tell()
+
+    def flush_to_disk(self) -> None:
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _cell(value: Any) -> Any:
+    return "" if value is None else f"{value:.9g}" if isinstance(value, float) else value
+
+
+def read_table(path: Path) -> list[dict[str, str]]:
+    """The rows of a table; a last line cut short by a kill is left out."""
+    text = path.read_text()
+    whole = text[: text.rfind("\n") + 1]
+    return list(csv.DictReader(io.StringIO(whole)))
+
+
+def create_run(run_dir: Path, config: Config, overwrite: bool = False) -> None:
+    """Make the folder, or say what is in the way."""
+    state = run_state(run_dir)
+    if state == "finished" and not overwrite:
+        raise UserError(
+            f"{run_dir} holds a finished run; choose another --run-dir or --experiment, or add --overwrite."
+        )
+    if state == "unfinished" and not overwrite:
+        raise UserError(f"{run_dir} holds an unfinished run; go on with `isqn resume {run_dir}`, or add --overwrite.")
+    if state == "foreign":
+        raise UserError(f"{run_dir} exists and is not a run; choose another --run-dir.")
+    if overwrite and run_dir.exists():
+        import shutil
+
+        shutil.rmtree(run_dir)
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        replace_text(run_dir / "config.toml", to_toml(config))
+    except OSError as error:
+        raise UserError(f"{run_dir} cannot be written ({error.strerror}); choose another --run-dir.") from None
+
+
+def run_state(run_dir: Path) -> str:
+    """new, unfinished, finished or foreign."""
+    if not run_dir.exists() or (run_dir.is_dir() and not any(run_dir.iterdir())):
+        return "new"
+    if not (run_dir / "config.toml").is_file():
+        return "foreign"
+    return "finished" if read_summary(run_dir).get("status") == "finished" else "unfinished"
+
+
+def read_summary(run_dir: Path) -> dict[str, Any]:
+    try:
+        return json.loads((run_dir / "summary.json").read_text())
+    except (OSError, ValueError):
+        return {}
+
+
+def write_summary(run_dir: Path, summary: dict[str, Any]) -> None:
+    replace_text(run_dir / "summary.json", json.dumps(summary, indent=1) + "\n")
+
+
+def replace_text(path: Path, text: str) -> None:
+    aside = path.with_name(f".{path.name}.writing")
+    aside.write_text(text)
+    os.replace(aside, path)
+
+
+def provenance() -> dict[str, Any]:
+    """Versions, device and flags: what the same bits need."""
+    import jax
+
+    packages = ("isqn", "jax", "jaxlib", "flax", "optax", "numpy", "gymnasium", "ale-py", "pgx", "MinAtar")
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "device": str(jax.devices()[0]),
+        "xla_flags": os.environ.get("XLA_FLAGS", ""),
+        "versions": {name: found for name in packages if (found := _version(name))},
+        "git": _git_hash(),
+        "command": " ".join(sys.argv),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _git_hash() -> str | None:
+    try:
+        out = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=True)
+        return out.stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+class Tracker:
+    """Metrics to TensorBoard, wandb or trackio under CleanRL's names. If it fails, the run goes on without it."""
+
+    NAMES: ClassVar = {
+        "return": "charts/episodic_return",
+        "length": "charts/episodic_length",
+        "steps_per_second": "charts/SPS",
+        "epsilon": "charts/epsilon",
+        "loss": "losses/td_loss",
+        "q_value": "losses/q_values",
+    }
+
+    def __init__(self, config: Config, run_dir: Path):
+        self._log: Any = None
+        self._finish: Any = None
+        if config.track == "none":
+            return
+        try:
+            self._open(config, run_dir)
+        except Exception as error:
+            self._give_up(config.track, error)
+
+    def _open(self, config: Config, run_dir: Path) -> None:
+        if config.track == "tensorboard":
+            try:
+                from tensorboardX import SummaryWriter
+            except ImportError:
+                raise UserError('--track tensorboard needs `pip install "isqn[track]"`.') from None
+            writer = SummaryWriter(str(run_dir / "tensorboard"))
+            self._log = lambda values, step: [writer.add_scalar(name, value, step) for name, value in values.items()]
+            self._finish = writer.close
+            return
+        import importlib
+
+        try:
+            library = importlib.import_module(config.track)
+        except ImportError:
+            raise UserError(f'--track {config.track} needs `pip install "isqn[track]"`.') from None
+        from dataclasses import asdict
+
+        run = library.init(
+            project=config.experiment, name=f"{config.env_id} {config.label} {config.seed}", config=asdict(config)
+        )
+        self._log = lambda values, step: run.log(values, step=step)
+        self._finish = run.finish
+
+    def log(self, values: dict[str, Any], step: int) -> None:
+        if self._log is None:
+            return
+        named = {self.NAMES.get(k, f"analysis/{k}"): v for k, v in values.items() if isinstance(v, int | float)}
+        try:
+            self._log(named, step)
+        except Exception as error:
+            self._give_up("tracker", error)
+
+    def close(self) -> None:
+        if self._finish is not None:
+            try:
+                self._finish()
+            except Exception as error:
+                self._give_up("tracker", error)
+
+    def _give_up(self, name: str, error: Exception) -> None:
+        self._log = self._finish = None
+        warnings.warn(f"{name} failed and is switched off; the run goes on with its own files: {error}", stacklevel=3)
+
+
+def results(run_dir: Path) -> dict[str, Any]:
+    """What the episodes say: the mean training return of each epoch, and their sum (the paper's AUC)."""
+    epochs: dict[int, list[float]] = {}
+    rows = read_table(run_dir / "episodes.csv")
+    for row in rows:
+        epochs.setdefault(int(row["epoch"]), []).append(float(row["return"]))
+    means = [sum(returns) / len(returns) for _, returns in sorted(epochs.items())]
+    return {"episodes": len(rows), "epoch_returns": means, "auc": sum(means)}

@@ -1,0 +1,68 @@
+"""The few shapes of data that every other module speaks in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+
+Array = jax.Array
+Params = dict[str, Any]
+Metrics = dict[str, Array]
+
+
+class UserError(Exception):
+    """Something the user can mend: one sentence that says what, where, what is allowed and which flag."""
+
+
+class Transition(NamedTuple):
+    """One sample of experience; a batch is the same tuple with a leading axis on every field.
+
+    `discount` carries termination: gamma**n, or 0 where the episode terminated. Truncation is not
+    termination, so a truncated step keeps its discount and its true last observation in `next_obs`.
+    """
+
+    obs: Any
+    action: Any
+    reward: Any  # the sum of n discounted rewards
+    discount: Any
+    next_obs: Any
+
+
+class Values(NamedTuple):
+    """What one head of one network says about a transition: a vector over actions at s and at s'."""
+
+    now: Array
+    next: Array
+
+
+@dataclass(frozen=True)
+class EnvSpec:
+    """What an agent, a replay and a recorder need to know of an environment, and nothing else."""
+
+    id: str
+    protocol: str  # how it is played, by name and version; results of two protocols are never pooled
+    frame_shape: tuple[int, ...]  # one observation as the environment returns it
+    frame_dtype: str  # a numpy dtype's name
+    num_actions: int
+    frame_stack: int = 1  # frames an agent sees at once, joined along the last axis
+    frames_per_step: int = 1  # emulator frames in one agent step
+
+    @property
+    def obs_shape(self) -> tuple[int, ...]:
+        """The shape an agent sees."""
+        return (*self.frame_shape[:-1], self.frame_shape[-1] * self.frame_stack)
+
+    @property
+    def is_image(self) -> bool:
+        return len(self.frame_shape) == 3
+
+    def batch(self, size: int) -> Transition:
+        """Shapes and types of a batch, without the numbers."""
+
+        def of(shape: tuple[int, ...], dtype: str) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct((size, *shape), dtype)
+
+        obs = of(self.obs_shape, self.frame_dtype)
+        return Transition(obs, of((), "int32"), of((), "float32"), of((), "float32"), obs)

@@ -1,0 +1,408 @@
+"""The adapter: what it accepts, what it refuses and how it says so."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from isqn.envs import atari, minatar
+from isqn.envs.adapter import Environment, list_environments, make_environment
+from isqn.envs.check import check_environment
+from isqn.types import UserError
+
+
+class Good(gym.Env):
+    """A counter that ends after ten steps, with some noise: what the broken ones below differ from."""
+
+    observation_space: gym.Space[Any] = spaces.Box(0, 20, (2,), np.float32)
+    action_space: gym.Space[Any] = spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        self.time = 0
+        return self.observe(), {}
+
+    def step(self, action: Any) -> Any:
+        assert self.action_space.contains(action)
+        self.time += 1
+        return self.observe(), 1.0, self.time >= 10, False, {}
+
+    def observe(self) -> Any:
+        return np.array([self.time, self.np_random.random()], np.float32)
+
+
+def test_frames_rewards_and_flags_pass_through():
+    env = make_environment(Good())
+    assert env.spec.id == "Good"
+    assert (env.spec.frame_shape, env.spec.frame_dtype, env.spec.num_actions) == ((2,), "float32", 2)
+    assert env.reset(0)[0] == 0
+    steps = [env.step(1) for _ in range(10)]
+    assert [step.frame[0] for step in steps] == list(range(1, 11))
+    assert [step.terminated for step in steps] == [False] * 9 + [True]
+    assert not any(step.truncated for step in steps)
+    assert not env.continues
+
+
+def test_step_needs_a_reset_before_it_and_after_the_end():
+    env = make_environment(Good())
+    with pytest.raises(RuntimeError, match="reset"):
+        env.step(0)
+    env.reset(0)
+    for _ in range(10):
+        env.step(0)
+    with pytest.raises(RuntimeError, match="over"):
+        env.step(0)
+
+
+def test_time_limit_is_truncation():
+    env = make_environment("MountainCar-v0")
+    env.reset(0)
+    steps = [env.step(1) for _ in range(200)]
+    assert [step.truncated for step in steps] == [False] * 199 + [True]
+    assert not any(step.terminated for step in steps)
+
+
+class FromThree(Good):
+    observation_space = spaces.Discrete(4, start=3)
+    action_space = spaces.Discrete(2, start=-1)
+
+    def step(self, action: Any) -> Any:
+        assert action in (-1, 0)
+        self.time += 1
+        return self.observe(), float(action), self.time == 3, False, {}
+
+    def observe(self) -> Any:
+        return 3 + self.time
+
+
+def test_discrete_spaces_that_do_not_start_at_zero():
+    env = make_environment(FromThree())
+    assert env.spec.frame_shape == (4,)
+    np.testing.assert_array_equal(env.reset(0), [1, 0, 0, 0])
+    step = env.step(0)
+    np.testing.assert_array_equal(step.frame, [0, 1, 0, 0])
+    assert step.reward == -1
+    assert env.step(1).reward == 0
+
+
+def _with_space(space: gym.Space[Any], obs: Any) -> Environment:
+    env = Good()
+    env.observation_space = space
+    env.observe = lambda: obs  # type: ignore[method-assign]
+    return make_environment(env)
+
+
+@pytest.mark.parametrize(
+    ("space", "obs", "shape", "dtype"),
+    [
+        (spaces.Box(-1, 1, (3,), np.float64), np.zeros(3), (3,), "float32"),
+        (spaces.Box(0, 255, (128,), np.uint8), np.zeros(128, np.uint8), (128,), "float32"),
+        (spaces.Box(0, 255, (8, 6), np.uint8), np.zeros((8, 6), np.uint8), (8, 6, 1), "uint8"),
+        (spaces.Box(0, 255, (8, 6, 3), np.uint8), np.zeros((8, 6, 3), np.uint8), (8, 6, 3), "uint8"),
+        (spaces.Box(0, 1, (8, 6, 3), np.bool_), np.zeros((8, 6, 3), bool), (8, 6, 3), "bool"),
+        (spaces.Box(0, 1, (8, 6, 3), np.float32), np.zeros((8, 6, 3), np.float32), (8, 6, 3), "float32"),
+    ],
+)
+def test_frame_formats(space, obs, shape, dtype):
+    env = _with_space(space, obs)
+    assert (env.spec.frame_shape, env.spec.frame_dtype) == (shape, dtype)
+    frame = env.reset(0)
+    assert (frame.shape, frame.dtype.name) == (shape, dtype)
+    assert not np.shares_memory(frame, obs)  # an environment may write into its buffer again
+    assert env.spec.obs_shape == shape
+
+
+@pytest.mark.parametrize(
+    ("observations", "actions", "words"),
+    [
+        (spaces.Dict(a=spaces.Discrete(2)), spaces.Discrete(2), "observation space of Good is Dict"),
+        (spaces.Tuple([spaces.Discrete(2)]), spaces.Discrete(2), "observation space of Good is Tuple"),
+        (spaces.MultiDiscrete([2, 2]), spaces.Discrete(2), "observation space of Good is MultiDiscrete"),
+        (spaces.Box(0, 1, (2, 2, 2, 2)), spaces.Discrete(2), "observation space of Good is Box"),
+        (spaces.Box(0, 1, (2,)), spaces.Box(0, 1, (2,)), "continuous control is not for this agent"),
+        (spaces.Box(0, 1, (2,)), spaces.MultiDiscrete([2, 2]), "only Discrete actions"),
+    ],
+)
+def test_unsupported_spaces_are_refused_in_a_sentence(observations, actions, words):
+    env = Good()
+    env.observation_space, env.action_space = observations, actions
+    with pytest.raises(UserError, match=words):
+        make_environment(env)
+    assert any(words in sentence for sentence in check_environment(env))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [
+        ("CartPol-v1", "CartPole-v1"),
+        ("cartpole-v1", "CartPole-v1"),
+        ("CartPole-v9", "CartPole-v1"),
+        ("isqn/chain-v0", "isqn/Chain-v0"),
+        ("MinAtar/Brekout", "MinAtar/Breakout-v1"),
+        ("MinAtar/Breakout-v2", "MinAtar/Breakout-v1"),
+        ("ALE/pong-v5", "ALE/Pong-v5"),
+        ("ALE/Pong-v4", "ALE/Pong-v5"),
+        ("not an id !!", "isqn list envs"),
+    ],
+)
+def test_a_wrong_id_names_the_nearest(wrong, right):
+    with pytest.raises(UserError, match=right) as error:
+        make_environment(wrong)
+    assert repr(wrong) in str(error.value)
+
+
+def test_old_atari_names_are_refused_because_they_hide_the_protocol():
+    pytest.importorskip("ale_py")
+    with pytest.raises(UserError, match="ALE/Pong-v5 and choose a --protocol"):
+        make_environment("PongNoFrameskip-v4")
+
+
+def test_protocol_belongs_to_atari():
+    with pytest.raises(UserError, match="leave --protocol at 'auto'"):
+        make_environment("CartPole-v1", protocol="streaming")
+    with pytest.raises(UserError, match="machado2018-v1, streaming-v1, reference-v1"):
+        make_environment("ALE/Pong-v5", protocol="nature")
+    assert make_environment("CartPole-v1", protocol="gymnasium").spec.protocol == "gymnasium"
+
+
+def test_frame_stack_is_part_of_the_spec():
+    assert make_environment("CartPole-v1", frame_stack=3).spec.obs_shape == (12,)
+    with pytest.raises(UserError, match="--frame-stack is 0"):
+        make_environment("CartPole-v1", frame_stack=0)
+
+
+MODULE = """
+import gymnasium as gym
+from gymnasium.envs.classic_control import CartPoleEnv
+gym.register(id="Mine-v0", entry_point=CartPoleEnv, max_episode_steps=7)
+"""
+
+
+def test_module_in_the_current_folder(tmp_path, monkeypatch):
+    (tmp_path / "my_environments.py").write_text(MODULE)
+    (tmp_path / "my_broken.py").write_text("import not_there_at_all")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [folder for folder in sys.path if folder])  # as in a console script
+    env = make_environment("my_environments:Mine-v0")
+    assert env.spec.id == "my_environments:Mine-v0"
+    assert env.spec.num_actions == 2
+    with pytest.raises(UserError, match="'my_enviroments' of --env-id my_enviroments:Mine-v0"):
+        make_environment("my_enviroments:Mine-v0")
+    with pytest.raises(ModuleNotFoundError, match="not_there_at_all"):
+        make_environment("my_broken:Mine-v0")  # the user's own error, with its traceback
+
+
+@pytest.mark.parametrize(
+    ("env_id", "module", "extra"), [("ALE/Pong-v5", "ale_py", "atari"), ("MinAtar/Breakout", "minatar", "minatar")]
+)
+def test_a_missing_extra_says_the_install_line(env_id, module, extra, monkeypatch):
+    atari.games.cache_clear()
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(UserError, match=rf'pip install "isqn\[{extra}\]"'):
+        make_environment(env_id)
+    assert len(list_environments()) > 20  # and the list still works
+    atari.games.cache_clear()
+
+
+def test_minatar_ids():
+    assert minatar.full_id("MinAtar/Breakout") == "MinAtar/Breakout-v1"
+    assert make_environment("MinAtar/Breakout").spec.num_actions == 3
+    assert make_environment("MinAtar/Breakout-v0").spec.num_actions == 6
+
+
+@pytest.mark.parametrize(
+    "env_id", ["isqn/Grid-v0", "CartPole-v1", "MinAtar/Seaquest-v1", "MinAtar/Freeway-v1", "ALE/Breakout-v5"]
+)
+def test_seed_and_actions_are_the_whole_state(env_id):
+    """What resuming rests on: nothing is left over from episodes before, or from another process."""
+
+    def play(env: Environment, seed: int) -> list[Any]:
+        actions = np.random.default_rng(seed)
+        seen: list[Any] = [env.reset(seed)]
+        for _ in range(60):
+            step = env.step(int(actions.integers(env.spec.num_actions)))
+            seen += [step.frame, step.reward, step.terminated, step.truncated]
+            if step.terminated or step.truncated:
+                break
+        return seen
+
+    fresh, used = make_environment(env_id), make_environment(env_id)
+    for other in range(3):
+        play(used, 10 + other)
+    for a, b in zip(play(fresh, 5), play(used, 5), strict=True):
+        np.testing.assert_array_equal(a, b)
+    different = play(used, 6)
+    assert any(not np.array_equal(a, b) for a, b in zip(play(used, 5), different, strict=False))
+
+
+def test_list_names_every_kind_and_its_loops():
+    rows = {row.id: row for row in list_environments()}
+    assert rows["isqn/Chain-v0"].loops == ("host", "compiled")
+    assert rows["MinAtar/SpaceInvaders-v1"].kind == "MinAtar"
+    assert rows["ALE/Pong-v5"].loops == ("host",)
+    assert {row.kind for row in rows.values()} == {"toy", "classic", "MinAtar", "Atari"}
+
+
+def test_import_is_light():
+    """Wish 19: importing starts no device, and loads no optional package."""
+    code = (
+        "import sys, isqn.envs.adapter, isqn.envs.native, isqn.envs.check\n"
+        "from isqn.envs.native import has_native\n"
+        "assert has_native('MinAtar/Breakout') and not has_native('ALE/Pong-v5')\n"
+        "heavy = {'pgx', 'ale_py', 'cv2', 'minatar', 'flax', 'matplotlib'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+        "from jax._src import xla_bridge\n"
+        "assert not xla_bridge._backends\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_render():
+    drawn = make_environment("MinAtar/Breakout", render=True)
+    drawn.reset(0)
+    picture = drawn.render()
+    assert picture is not None
+    assert picture.shape == (160, 160, 3)
+    assert picture.dtype == np.uint8
+    blind = make_environment("isqn/Chain-v0")
+    blind.reset(0)
+    assert blind.render() is None
+
+
+# A gallery of broken environments; each differs from `Good` by one fault.
+
+
+class WrongDtype(Good):
+    def observe(self):
+        return super().observe().astype(np.float64)
+
+
+class OutOfBounds(Good):
+    def observe(self):
+        return super().observe() - 5
+
+
+class WrongShape(Good):
+    def observe(self):
+        return np.zeros(3, np.float32)
+
+
+class NotAnArray(Good):
+    def observe(self):
+        return [0.0, 1.0]
+
+
+class NotANumber(Good):
+    def observe(self):
+        return np.array([0, np.nan if self.time == 3 else 1], np.float32)
+
+
+class NoSeed(Good):
+    def reset(self):  # type: ignore[override]
+        return super().reset()
+
+
+class OldReset(Good):
+    def reset(self, *, seed=None, options=None):
+        return super().reset(seed=seed)[0]
+
+
+class IgnoresSeed(Good):
+    def observe(self):
+        return np.array([self.time, np.random.random()], np.float32)  # noqa: NPY002 - the fault
+
+
+class FourValues(Good):
+    def step(self, action):
+        obs, reward, done, _, info = super().step(action)
+        return obs, reward, done, info
+
+
+class IntegerFlag(Good):
+    def step(self, action):
+        obs, reward, done, _, info = super().step(action)
+        return obs, reward, int(done), False, info
+
+
+class NoReward(Good):
+    def step(self, action):
+        obs, _, done, _, info = super().step(action)
+        return obs, None, done, False, info
+
+
+class InfiniteReward(Good):
+    def step(self, action):
+        obs, _, done, _, info = super().step(action)
+        return obs, float("inf"), done, False, info
+
+
+class ReusesBuffer(Good):
+    buffer = np.zeros(2, np.float32)
+
+    def observe(self):
+        self.buffer[:] = super().observe()
+        return self.buffer
+
+
+class NeverCleared(Good):
+    """`reset` forgets the clock."""
+
+    time = 0
+
+    def reset(self, *, seed=None, options=None):
+        gym.Env.reset(self, seed=seed)
+        return np.zeros(2, np.float32), {}
+
+    def observe(self):
+        return np.array([min(self.time, 10), 0], np.float32)
+
+
+class Endless(Good):
+    def step(self, action):
+        return np.ones(2, np.float32), 0.0, False, False, {}
+
+
+@pytest.mark.parametrize(
+    ("broken", "sentence"),
+    [
+        (WrongDtype, "The observation of reset() has dtype float64; its space says float32."),
+        (OutOfBounds, "The observation of reset() leaves the bounds of its space (Box(0.0, 20.0, (2,), float32))."),
+        (WrongShape, "The observation of step() has shape (3,); its space says (2,)."),
+        (NotAnArray, "The observation of reset() is a list; it must be a numpy array."),
+        (NotANumber, "The observation of step() contains NaN or infinity."),
+        (NoSeed, "reset() does not take a seed"),
+        (OldReset, "reset() returned one ndarray; Gymnasium expects the two values (observation, info)."),
+        (IgnoresSeed, "Two plays from reset(seed=0) with the same actions differ"),
+        (FourValues, "step() returned 4 values; Gymnasium expects the five values"),
+        (IntegerFlag, "step() gives terminated as a int; it must be a bool."),
+        (NoReward, "step() gives the reward None; it must be a finite number."),
+        (InfiniteReward, "step() gives the reward inf; it must be a finite number."),
+        (ReusesBuffer, "step() writes into the array of the last observation"),
+        (NeverCleared, "The first episode took 10 steps and all later ones end at their first step"),
+        (Endless, "Remark: no episode ended within 500 steps"),
+    ],
+)
+def test_gallery_of_broken_environments(broken, sentence):
+    found = check_environment(broken())
+    assert any(one.startswith(sentence) for one in found), found
+
+
+@pytest.mark.parametrize("env", [Good, FromThree, "isqn/Grid-v0", "CartPole-v1", "MinAtar/Asterix"])
+def test_sound_environments_pass(env):
+    assert check_environment(env if isinstance(env, str) else env()) == []
+
+
+def test_four_values_are_found_behind_a_time_limit():
+    found = check_environment(gym.wrappers.TimeLimit(FourValues(), 5))
+    assert any("Gymnasium expects the five values" in one for one in found), found
+
+
+def test_an_observation_of_another_shape_stops_at_reset():
+    with pytest.raises(UserError, match="not the shape"):
+        make_environment(WrongShape()).reset(0)

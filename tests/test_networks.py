@@ -1,0 +1,114 @@
+"""Shapes, counts, initial ranges and precisions of the networks."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from isqn.experiments.config import Config
+from isqn.networks import make_network, torso_name
+from isqn.types import EnvSpec, UserError
+
+ATARI = EnvSpec("ALE/Asterix-v5", "machado2018-v1", (84, 84, 1), "uint8", 9, frame_stack=4, frames_per_step=4)
+MINATAR = EnvSpec("MinAtar/Breakout-v1", "minatar", (10, 10, 4), "bool", 3)
+VECTOR = EnvSpec("CartPole-v1", "gymnasium", (4,), "float32", 2)
+
+
+def count(spec, num_heads, **fields) -> int:
+    params, _ = jax.eval_shape(make_network(spec, num_heads, Config(**fields)).init, jax.random.key(0))
+    return sum(leaf.size for leaf in jax.tree.leaves(params))
+
+
+@pytest.mark.parametrize(("num_heads", "expected"), [(1, 4_049_385), (2, 4_054_002), (10, 4_090_938)])
+def test_parameters_of_the_nature_cnn_with_layer_norm(num_heads, expected):
+    """TF (and half of TB), iS K=1 and iS K=9 on 9 actions."""
+    assert count(ATARI, num_heads, layer_norm=True) == expected
+
+
+def test_parameters_of_impala():
+    # stacks: 3x3 convolutions with biases; five in each; LayerNorm before the first ReLU of a block
+    convolutions = (9 * 4 + 1) * 32 + 4 * (9 * 32 + 1) * 32 + (9 * 32 + 1) * 64 + 9 * (9 * 64 + 1) * 64
+    dense = 7744 * 512 + 512 + 512 * 9 + 9
+    norms = 2 * (2 * 32) + 2 * (2 * 64) * 2 + 2 * 64 + 2 * 512
+    assert count(ATARI, 1, torso="impala") == convolutions + dense
+    assert count(ATARI, 1, torso="impala", layer_norm=True) == convolutions + dense + norms
+
+
+def test_parameters_of_the_small_ones():
+    assert count(MINATAR, 1) == (9 * 4 * 16 + 16) + (1024 * 128 + 128) + (128 * 3 + 3)
+    assert count(VECTOR, 4) == (4 * 128 + 128) + (128 * 128 + 128) + 4 * (128 * 2 + 2)
+    assert count(VECTOR, 3, hidden_sizes=()) == 3 * (4 * 2 + 2)
+
+
+def test_the_width_factor_scales_the_shared_features_only():
+    assert count(ATARI, 1, width_factor=0.5) == count(ATARI, 1) - 256 * (7744 + 1 + 9)
+
+
+@pytest.mark.parametrize("torso", ["nature", "impala"])
+@pytest.mark.parametrize("batch_norm", [False, True])
+@pytest.mark.parametrize("layer_norm", [False, True])
+def test_image_torsos_run(torso, layer_norm, batch_norm):
+    config = Config(torso=torso, layer_norm=layer_norm, batch_norm=batch_norm)
+    network = make_network(ATARI, 3, config)
+    params, statistics = network.init(jax.random.key(0))
+    obs = jax.random.randint(jax.random.key(1), (2, 84, 84, 4), 0, 256).astype(jnp.uint8)
+    q, changed = network.apply(params, statistics, obs, True)
+    assert q.shape == (2, 3, 9)
+    assert np.isfinite(q).all()
+    assert bool(jax.tree.leaves(statistics)) == batch_norm
+    if batch_norm:
+        assert any((a != b).any() for a, b in zip(jax.tree.leaves(statistics), jax.tree.leaves(changed), strict=True))
+
+
+def test_units_are_in_the_order_of_the_network():
+    network = make_network(ATARI, 1, Config(torso="impala"))
+    params, statistics = network.init(jax.random.key(0))
+    shapes = [u.shape[1:] for u in network.units(params, statistics, jnp.zeros((1, 84, 84, 4), jnp.uint8))]
+    assert shapes == [(42, 42, 32)] * 4 + [(21, 21, 64)] * 4 + [(11, 11, 64)] * 5 + [(512,)]
+
+
+def test_the_last_layer_starts_in_the_range_of_all_its_heads_together():
+    """Xavier over 512 inputs and (K + 1) x 9 outputs: the range shrinks as K grows."""
+    for num_heads in (1, 10, 50):
+        params, _ = make_network(ATARI, num_heads, Config()).init(jax.random.key(0))
+        limit = np.sqrt(6 / (512 + num_heads * 9))
+        largest = np.abs(params["heads"]["kernel"]).max()
+        assert 0.98 * limit < largest <= limit
+        assert (params["heads"]["bias"] == 0).all()
+    params, _ = make_network(VECTOR, 4, Config()).init(jax.random.key(0))
+    assert np.std(params["heads"]["kernel"]) == pytest.approx(1 / np.sqrt(128), rel=0.1)  # lecun normal
+
+
+def test_heads_differ_from_each_other_and_seeds_from_seeds():
+    network = make_network(VECTOR, 2, Config())
+    first, _ = network.init(jax.random.key(0))
+    second, _ = network.init(jax.random.key(1))
+    kernel = first["heads"]["kernel"]
+    assert (kernel[0] != kernel[1]).any()
+    assert all((a != b).any() for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True) if a.any())
+
+
+def test_bfloat16_computes_in_bfloat16_and_keeps_parameters_and_values_in_float32():
+    network = make_network(ATARI, 2, Config(layer_norm=True, compute_dtype="bfloat16"))
+    params, statistics = network.init(jax.random.key(0))
+    obs = jax.random.randint(jax.random.key(1), (2, 84, 84, 4), 0, 256).astype(jnp.uint8)
+    assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype("float32")}
+    q, _ = network.apply(params, statistics, obs)
+    assert q.dtype == jnp.float32
+    np.testing.assert_array_equal(q, q.astype(jnp.bfloat16).astype(jnp.float32))  # rounded on the way
+    program = str(jax.make_jaxpr(lambda p: network.apply(p, statistics, obs)[0])(params))
+    products = [line for line in program.splitlines() if "conv_general_dilated[" in line or "dot_general[" in line]
+    assert len(products) >= 5
+    assert all("bf16" in line.split("=")[0] for line in products)
+    grads = jax.grad(lambda p: network.apply(p, statistics, obs)[0].sum())(params)
+    assert {leaf.dtype for leaf in jax.tree.leaves(grads)} == {jnp.dtype("float32")}
+
+
+def test_the_torso_is_chosen_by_the_observation_and_refused_in_a_sentence():
+    assert [torso_name("auto", spec) for spec in (ATARI, MINATAR, VECTOR)] == ["nature", "minatar", "mlp"]
+    with pytest.raises(
+        UserError, match=r"--torso nature needs images, but CartPole-v1 observes vectors of shape \(4,\)"
+    ):
+        torso_name("nature", VECTOR)

@@ -1,0 +1,92 @@
+"""One update worked out by hand-written numpy: losses, gradients, Adam's step and the refreshed parameters."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+
+from helpers import make_agent, random_batch
+from isqn.types import Params
+
+
+def forward(params: Params, x: np.ndarray):
+    layer = params["torso"]["Dense_0"]
+    before = x @ layer["kernel"] + layer["bias"]
+    hidden = np.maximum(before, 0)
+    heads = params["heads"]
+    q = np.stack([hidden @ heads["kernel"][h] + heads["bias"][h] for h in range(len(heads["bias"]))], axis=1)
+    return before, hidden, q  # q is (B, H, A)
+
+
+def loss_and_gradient(params: Params, aims: np.ndarray, online: list[int], batch):
+    """aims[b, p] is the bootstrapped target of pair p. Returns the loss of each pair and d(sum)/d(params)."""
+    size = len(batch.action)
+    before, hidden, q = forward(params, batch.obs)
+    kernel = params["heads"]["kernel"]
+    d_kernel, d_bias = np.zeros_like(kernel), np.zeros_like(params["heads"]["bias"])
+    d_hidden = np.zeros_like(hidden)
+    losses = np.zeros(len(online))
+    for b in range(size):
+        action = batch.action[b]
+        for p, head in enumerate(online):
+            error = aims[b, p] - q[b, head, action]
+            losses[p] += error**2 / size
+            d_q = -2 * error / size
+            d_kernel[head, :, action] += d_q * hidden[b]
+            d_bias[head, action] += d_q
+            d_hidden[b] += d_q * kernel[head, :, action]
+    d_before = d_hidden * (before > 0)
+    torso = {"Dense_0": {"kernel": batch.obs.T @ d_before, "bias": d_before.sum(0)}}
+    return losses, {"torso": torso, "heads": {"kernel": d_kernel, "bias": d_bias}}
+
+
+def adam(params: Params, gradient: Params, rate: float, eps: float) -> Params:
+    """The first step: m = 0.1 g and v = 0.001 g^2, both divided by the same factors again."""
+    return jax.tree.map(lambda p, g: p - rate * g / (np.sqrt(g**2) + eps), params, gradient)
+
+
+CASES = {
+    # scheme: (k, online heads, target heads, heads after a refresh as (to, from))
+    "target-based": (1, [0], [0], []),
+    "target-free": (1, [0], [0], []),
+    "iterated-shared": (3, [1, 2, 3], [0, 1, 2], [(0, 1), (1, 2), (2, 3)]),
+    "ensemble-shared": (2, [1, 3], [0, 2], [(0, 1), (2, 3)]),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_one_update_by_hand(name):
+    k, online, target, moves = CASES[name]
+    _, agent = make_agent(scheme=name, num_bellman_iterations=k, learning_rate=0.01, adam_epsilon=1e-3)
+    state = agent.init(7)
+    batch = random_batch(seed=1)
+    params = jax.tree.map(lambda x: np.asarray(x, np.float64), state.params)
+    copy = jax.tree.map(lambda x: 1.5 * x + 0.1, params)  # an older network that differs from the current one
+    if name == "target-based":
+        state = state._replace(copies=(jax.tree.map(lambda x: x.astype(np.float32), copy),))
+    teacher = copy if name == "target-based" else params
+
+    _, _, next_q = forward(teacher, batch.next_obs)
+    aims = batch.reward[:, None] + batch.discount[:, None] * next_q[:, target].max(-1)
+    losses, gradient = loss_and_gradient(params, aims, online, batch)
+    expected = adam(params, gradient, 0.01, 1e-3)
+
+    updated, metrics = jax.jit(agent.update)(state, batch)
+    np.testing.assert_allclose(metrics["loss"], losses.sum(), rtol=1e-5)
+    for actual, wanted in zip(jax.tree.leaves(updated.params), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(actual, wanted, rtol=1e-5, atol=1e-6)
+    # Adam's first moment is a tenth of the gradient: the gradients themselves, through the real update
+    for actual, wanted in zip(jax.tree.leaves(updated.optimizer[0].mu), jax.tree.leaves(gradient), strict=True):
+        np.testing.assert_allclose(10 * np.asarray(actual), wanted, rtol=1e-4, atol=1e-6)
+
+    refreshed = jax.jit(agent.refresh)(updated)
+    heads = {leaf: np.array(updated.params["heads"][leaf]) for leaf in ("kernel", "bias")}
+    old = {leaf: value.copy() for leaf, value in heads.items()}
+    for leaf in heads:
+        for to, source in moves:
+            heads[leaf][to] = old[leaf][source]
+        np.testing.assert_array_equal(refreshed.params["heads"][leaf], heads[leaf])
+    if name == "target-based":
+        jax.tree.map(np.testing.assert_array_equal, refreshed.copies[0], updated.params)
+    jax.tree.map(np.testing.assert_array_equal, refreshed.params["torso"], updated.params["torso"])
