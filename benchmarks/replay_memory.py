@@ -72,17 +72,21 @@ def record(game: str, steps: int, seed: int) -> tuple[EnvSpec, list[tuple], np.n
     """Random play: the arguments of `add` without the frame, () for a reset; and the frames."""
     atari = Atari(game)
     rng = np.random.default_rng(seed)
-    moves: list[tuple] = [()]
-    frames = [atari.reset(seed)]
-    while len(frames) < steps:
-        action = int(rng.integers(atari.spec.num_actions))
-        reward, terminated, truncated, frame = atari.step(action)
-        moves.append((action, reward, terminated, truncated))
-        frames.append(frame)
-        if terminated or truncated:
+    # One array from the start: a list of frames would leave free memory behind for the replay to grow into.
+    frames = np.empty((steps, *atari.spec.frame_shape), np.uint8)
+    moves: list[tuple] = []
+    over = True
+    for row in range(steps):
+        if over:
+            frames[row] = atari.reset(None if moves else seed)
             moves.append(())
-            frames.append(atari.reset())
-    return atari.spec, moves, np.stack(frames)
+            over = False
+        else:
+            action = int(rng.integers(atari.spec.num_actions))
+            reward, terminated, truncated, frames[row] = atari.step(action)
+            moves.append((action, reward, terminated, truncated))
+            over = terminated or truncated
+    return atari.spec, moves, frames
 
 
 def add_row(replay: Replay, move: tuple, frame: np.ndarray) -> None:
@@ -166,7 +170,7 @@ def print_row(result: dict) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=20_000, help="agent steps per game")
+    parser.add_argument("--steps", type=int, default=20_000, help="rows per game: steps, and one more per episode")
     parser.add_argument("--games", nargs="+", default=GAMES)
     parser.add_argument("--resident", metavar="GAME", help="fill 1,000,000 rows with this game instead")
     parser.add_argument("--seed", type=int, default=0)

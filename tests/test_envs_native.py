@@ -25,7 +25,7 @@ def test_which_have_a_native_version():
         assert make_native(env_id) is None
 
 
-@pytest.mark.parametrize("env_id", [*toy.PROBLEMS, *classic.IDS, *minatar.IDS[:6], "MinAtar/Asterix"])
+@pytest.mark.parametrize("env_id", [*toy.PROBLEMS, *classic.IDS, *minatar.IDS[:5], "MinAtar/Breakout-v0"])
 def test_native_versions_fit_a_compiled_loop(env_id):
     """A step keeps every shape and dtype of the state, so that `scan` can carry it; `vmap` adds an axis."""
     native = make_native(env_id)
@@ -93,10 +93,10 @@ def test_classic_control_trajectories(env_id, horizon):
     """From one first state, under one sequence of actions; float32 drifts, so the horizon is short."""
     native, host = make_native(env_id), make_environment(env_id)
     assert native is not None
-    step = jax.jit(native.step)
+    reset, step = jax.jit(native.reset), jax.jit(native.step)
     draw = np.random.default_rng(1)
     for episode in range(3):
-        state, obs = native.reset(jax.random.key(episode))
+        state, obs = reset(jax.random.key(episode))
         host.reset(episode)
         host.env.unwrapped.state = np.asarray(state.physics, np.float64)  # type: ignore[attr-defined]
         for _ in range(horizon):
@@ -113,18 +113,19 @@ def test_classic_control_trajectories(env_id, horizon):
 def test_classic_control_starts_and_is_cut_as_gymnasium_does(env_id):
     native, host = make_native(env_id), make_environment(env_id)
     assert native is not None
-    _, ours = jax.jit(jax.vmap(native.reset))(jax.random.split(KEY, 1000))
-    theirs = np.stack([host.reset(seed) for seed in range(1000)])
+    _, ours = jax.jit(jax.vmap(native.reset))(jax.random.split(KEY, 400))
+    theirs = np.stack([host.reset(seed) for seed in range(400)])
     for quantile in (0, 0.25, 0.5, 0.75, 1):
         np.testing.assert_allclose(
-            np.quantile(ours, quantile, axis=0), np.quantile(theirs, quantile, axis=0), atol=0.02
+            np.quantile(ours, quantile, axis=0), np.quantile(theirs, quantile, axis=0), atol=0.03
         )
     limit = classic.PROBLEMS[env_id].time_limit
     assert host.env.spec is not None
     assert limit == host.env.spec.max_episode_steps
-    state, _ = native.reset(KEY)
+    state, _ = jax.jit(native.reset)(KEY)
+    step = jax.jit(native.step)
     for time, cut in ((limit - 2, False), (limit - 1, True)):
-        *_, truncated = native.step(state._replace(time=jnp.int32(time)), jnp.int32(0), KEY)
+        *_, truncated = step(state._replace(time=jnp.int32(time)), 0, KEY)
         assert truncated == cut
 
 
@@ -138,8 +139,8 @@ def _pair(game: str) -> tuple[minatar.MinAtarGame, Any, Any]:
     return original, jax.jit(reset), jax.jit(step)
 
 
-def _agree(original: minatar.MinAtarGame, theirs: tuple[Any, ...], ours: tuple[Any, ...]) -> bool:
-    """Whether observation, reward and end agree; returns whether the episode is over."""
+def _agree(theirs: tuple[Any, ...], ours: tuple[Any, ...]) -> bool:
+    """Observation, reward and end agree; returns whether the episode is over."""
     obs, reward, terminated, _, _ = theirs
     _, our_obs, our_reward, our_terminated, our_truncated = ours
     np.testing.assert_array_equal(our_obs, obs)
@@ -148,31 +149,34 @@ def _agree(original: minatar.MinAtarGame, theirs: tuple[Any, ...], ours: tuple[A
 
 
 def test_space_invaders_is_the_original():
-    """Nothing in this game is random."""
+    """Nothing in this game is random. Every second episode starts with one alien, so that waves are cleared."""
     original, reset, step = _pair("SpaceInvaders")
-    ends, total = 0, 0.0
+    ends, faster = 0, 0
     for episode in range(6):
         draw = np.random.default_rng(episode)
         first, _ = original.reset(seed=episode)
         state, obs = reset(KEY)
         np.testing.assert_array_equal(obs, first)
-        for _ in range(400):
-            # fire and dodge often enough that waves are cleared and the aliens get faster
+        if episode % 2:
+            original.game.env.alien_map = np.eye(10)[3:4].T @ np.eye(10)[5:6]
+            state = state.replace(_alien_map=jnp.asarray(original.game.env.alien_map, bool))
+        for _ in range(300):
             action = int(draw.choice(4, p=[0.1, 0.25, 0.25, 0.4]))
             theirs, ours = original.step(action), step(state, action, KEY)
             state = ours[0]
-            total += theirs[1]
-            if _agree(original, theirs, ours):
+            if _agree(theirs, ours):
                 ends += 1
                 break
-    assert ends == 6
-    assert total > 20
+        faster += original.game.env.ramp_index
+    assert ends > 3
+    assert faster > 1
 
 
 def test_breakout_is_the_original():
-    """The side from which the ball starts is random; the rest follows. Play follows the ball, mostly."""
+    """The side from which the ball starts is random; the rest follows. Play goes where the ball goes, mostly, and
+    every second episode starts with one brick, so that walls are cleared."""
     original, reset, step = _pair("Breakout")
-    sides, ends, total = set(), 0, 0.0
+    sides, ends, walls = set(), 0, 0
     for episode in range(6):
         draw = np.random.default_rng(episode)
         state, obs = reset(jax.random.key(episode))
@@ -182,19 +186,24 @@ def test_breakout_is_the_original():
                 break
         sides.add(int(state._ball_x))
         np.testing.assert_array_equal(obs, first)
-        for _ in range(300):
-            game = original.game.env
-            towards = 1 if game.ball_x < game.pos else 2 if game.ball_x > game.pos else 0
+        game = original.game.env
+        if episode % 2:
+            game.brick_map[:] = np.arange(100).reshape(10, 10) == 33
+            state = state.replace(_brick_map=jnp.asarray(game.brick_map, bool))
+        for _ in range(200):
+            target = game.ball_x + (1 if game.ball_dir in (1, 2) else -1)
+            towards = 1 if target < game.pos else 2 if target > game.pos else 0
             action = towards if draw.random() < 0.95 else int(draw.integers(3))
+            bricks = game.brick_map.sum()
             theirs, ours = original.step(action), step(state, action, KEY)
             state = ours[0]
-            total += theirs[1]
-            if _agree(original, theirs, ours):
+            walls += game.brick_map.sum() > bricks
+            if _agree(theirs, ours):
                 ends += 1
                 break
     assert sides == {0, 9}
-    assert ends > 2
-    assert total > 30
+    assert ends > 1
+    assert walls > 0
 
 
 def test_freeway_is_the_original():
@@ -202,23 +211,25 @@ def test_freeway_is_the_original():
     original, reset, step = _pair("Freeway")
     state, _ = reset(KEY)
     original.reset(seed=0)
-    original.game.env.cars = np.asarray(state._cars).tolist()
+    game = original.game.env
+    assert game.terminate_timer == int(state._terminate_timer) == 2500
+    game.terminate_timer = 400
+    state = state.replace(_terminate_timer=jnp.int32(400))
+    game.cars = np.asarray(state._cars).tolist()
     draw = np.random.default_rng(0)
+    keys = np.asarray(jax.random.split(jax.random.PRNGKey(0), 401))
     crossings = 0
-    for t in range(2501):
+    for t in range(401):
         action = int(draw.choice(3, p=[0.05, 0.9, 0.05]))
-        obs, reward, *rest = original.step(action)
-        ours = step(state, action, jax.random.fold_in(KEY, t))
+        theirs, ours = original.step(action), step(state, action, keys[t])
         state = ours[0]
-        if reward:
+        if theirs[1]:
             crossings += 1
-            # both have drawn new speeds; the cars that the original then moved start from those of pgx
-            original.game.env.cars = np.asarray(state._cars).tolist()
             assert float(ours[2]) == 1
-            continue
-        assert _agree(original, (obs, reward, *rest), ours) == (t == 2500)
-    assert crossings > 5
-    assert set(np.abs(state._cars[:, 3])) <= {1, 2, 3, 4, 5}
+            game.cars = np.asarray(state._cars).tolist()  # both have drawn new speeds
+        else:
+            assert _agree(theirs, ours) == (t == 400)
+    assert crossings > 1
 
 
 class Recorder:
@@ -311,10 +322,10 @@ def test_seaquest_is_the_original_once_mended():
         return after.replace(observation=module._observe(after))
 
     agree, surfacings = _play_seaquest(
-        jax.jit(lambda state, *args: minatar.mend_seaquest(state, bare(state, *args))), episodes=25
+        jax.jit(lambda state, *args: minatar.mend_seaquest(state, bare(state, *args))), episodes=6
     )
-    assert agree == 25
-    assert surfacings > 25
+    assert agree == 6
+    assert surfacings > 2
 
 
 def test_why_seaquest_needs_mending():
@@ -335,6 +346,29 @@ def test_why_seaquest_needs_mending():
     assert (game.move_speed, game.e_spawn_speed, game.ramp_index) == (5, 19, 1)
 
 
+def _draws(module: Any, monkeypatch: pytest.MonkeyPatch, count: int = 4000) -> Any:
+    """What pgx draws before a step, and hands to the function that `_step_det` is."""
+    monkeypatch.setattr(module, "_step_det", lambda state, action, *args, **kwargs: (*args, *kwargs.values()))
+    step = jax.jit(jax.vmap(lambda key: module._step(module.State(), 0, key, 0.1)))
+    return [np.asarray(values) for values in step(jax.random.split(KEY, count))]
+
+
+def test_pgx_draws_as_the_original_does(monkeypatch):
+    """The tests above take these draws as given. Tolerances are four standard errors."""
+    right, gold, slot = _draws(import_module("pgx.minatar.asterix"), monkeypatch)
+    np.testing.assert_allclose([right.mean(), gold.mean()], [1 / 2, 1 / 3], atol=0.032)
+    np.testing.assert_allclose(np.bincount(slot, minlength=8) / 4000, 1 / 8, atol=0.021)
+    right, is_sub, row, diver_right, diver_row = _draws(import_module("pgx.minatar.seaquest"), monkeypatch)
+    np.testing.assert_allclose([right.mean(), is_sub.mean(), diver_right.mean()], [1 / 2, 1 / 3, 1 / 2], atol=0.032)
+    for rows in (row, diver_row):
+        np.testing.assert_allclose(np.bincount(rows, minlength=9)[1:] / 4000, 1 / 8, atol=0.021)
+    speeds, directions = _draws(import_module("pgx.minatar.freeway"), monkeypatch)
+    np.testing.assert_allclose(np.bincount(speeds.ravel(), minlength=6)[1:] / 32000, 1 / 5, atol=0.01)
+    np.testing.assert_allclose((directions == 1).mean(), 1 / 2, atol=0.012)
+    assert set(np.unique(directions)) == {-1, 1}
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("game", ["Asterix", "Seaquest"])
 def test_random_play_has_the_same_statistics(game):
     """The draws themselves: 512 episodes of random play in both, compared within four standard errors."""
@@ -371,8 +405,8 @@ def test_sticky_actions_in_both():
     original.reset(seed=0)
     assert original.step(1)[0][9, 4, 0]
     reset, step, _ = minatar.native("MinAtar/Breakout-v1", sticky_action_prob=1.0)
-    state, _ = reset(KEY)
-    assert step(state, jnp.int32(1), KEY)[1][9, 4, 0]
+    state, _ = jax.jit(reset)(KEY)
+    assert jax.jit(step)(state, 1, KEY)[1][9, 4, 0]
     assert minatar.STICKY == 0.1
     assert minatar.MinAtarGame("MinAtar/Breakout-v1").game.sticky_action_prob == 0.1
 

@@ -103,7 +103,7 @@ def test_host_draws_the_transitions():
     np.testing.assert_allclose(counts / 5000, mdp.transitions[7, 0], atol=0.03)  # 4 standard errors
 
 
-@pytest.mark.parametrize("env_id", toy.PROBLEMS)
+@pytest.mark.parametrize("env_id", ["isqn/Loop-v0", "isqn/Grid-v0"])  # a random start, random steps
 def test_native_draws_the_transitions(env_id):
     mdp = toy.PROBLEMS[env_id]()
     native = make_native(env_id)
@@ -128,7 +128,7 @@ def test_native_chain_and_loop_play_as_the_host_does():
         assert native is not None
         assert native.spec == host.spec
         step = jax.jit(native.step)
-        state, _ = native.reset(jax.random.key(0))
+        state, _ = jax.jit(native.reset)(jax.random.key(0))
         host.reset(0)
         host.env.unwrapped.state = int(state.place)  # type: ignore[attr-defined]
         actions = np.random.default_rng(0)

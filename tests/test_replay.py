@@ -370,7 +370,7 @@ def test_an_empty_replay_can_be_saved(tmp_path, compress):
 
 
 @pytest.mark.parametrize("compress", [True, False])
-def test_saving_writes_only_what_is_new(tmp_path, compress):
+def test_saving_writes_only_what_is_new(tmp_path, monkeypatch, compress):
     spec, make, _ = make_pair(FRAMES[2], 4, 1, 1600, compress, None)  # segments of 24 rows
     replay = make()
     steps = play(spec, [(150, "truncated")] * 30, 0, replay)
@@ -378,6 +378,10 @@ def test_saving_writes_only_what_is_new(tmp_path, compress):
     def advance(rows):
         for _ in range(rows):
             next(steps)
+
+    built = []
+    build = Replay._segment
+    monkeypatch.setattr(Replay, "_segment", lambda self, number: built.append(number) or build(self, number))
 
     def contents():
         return {path.name: (path.stat().st_mtime_ns, path.read_bytes()) for path in tmp_path.iterdir()}
@@ -389,8 +393,10 @@ def test_saving_writes_only_what_is_new(tmp_path, compress):
     assert replay.save(tmp_path) == first
     assert contents() == before
 
+    built.clear()
     advance(24)
     second = replay.save(tmp_path)
+    assert built == [10, 11]  # no other segment is even looked at
     after = contents()
     assert len(set(after) - set(before)) == 2  # the segment that is now full, and the new tail
     assert {name: after[name] for name in before} == before
@@ -403,7 +409,9 @@ def test_saving_writes_only_what_is_new(tmp_path, compress):
 
     restored = make()  # a restored replay knows what is on disk
     restored.restore(second, tmp_path)
+    built.clear()
     assert restored.save(tmp_path) == second
+    assert built == [11]
     assert contents() == after
 
     advance(3000)

@@ -182,6 +182,125 @@ def evaluate(argv: list[str]) -> int:
     return 0
 
 
+METRICS = ("effective-rank", "dormant", "target-churn", "gradient-cosine")
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Look at what a trained network represents and how its targets move (the paper's analysis)."""
+
+    run_dir: tyro.conf.Positional[Path]
+    metric: tuple[Literal[METRICS], ...] = METRICS  # type: ignore[valid-type]
+    """What to compute."""
+    which: Literal["last", "best"] = "last"
+    """The newest checkpoint, or that of the best epoch."""
+    samples: int = 2048
+    """States to look at, from fresh games of the agent."""
+    updates: int = 100
+    """Updates over which churn and cosines are averaged. They are thrown away."""
+    seed: int = 100
+    """Of the games."""
+    json: bool = False
+    """Print one JSON object."""
+
+
+def probe(argv: list[str]) -> int:
+    args = _parse(Probe, argv, "isqn probe")
+    for name in ("samples", "updates"):
+        if getattr(args, name) < 1:
+            raise UserError(f"--{name} is {getattr(args, name)}; it must be at least 1.")
+    from isqn.train.probe import probe_run
+
+    found = probe_run(args.run_dir, args.metric, args.which, args.samples, args.updates, args.seed)
+    if args.json:
+        print(json.dumps(found))
+    else:
+        for name, value in found.items():
+            print(f"{name:24s} {value:.6g}" if isinstance(value, float) else f"{name:24s} {value}")
+    return 0
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Parameters, FLOPs of an update and bytes of every scheme under a preset, without training."""
+
+    preset: tyro.conf.Positional[Literal[tuple(PRESETS)]] = "atari-cnn-ln"  # type: ignore[valid-type]
+    game: str | None = None
+    """An Atari game, such as Asterix, instead of the preset's."""
+    json: bool = False
+    """Print one JSON object."""
+
+
+def cost(argv: list[str]) -> int:
+    args = _parse(Cost, argv, "isqn cost")
+    from isqn.analysis.cost import COMPARED
+    from isqn.analysis.cost import cost as cost_of
+    from isqn.train.run import replay_bytes, specification
+
+    config = Config(**PRESETS[args.preset].fields)
+    if args.game:
+        config = config.replace(env_id=f"ALE/{args.game}-v5")
+    spec = specification(config)
+    rows = []
+    for scheme, k in COMPARED:
+        one = config.replace(scheme=scheme, num_bellman_iterations=k)
+        rows.append(cost_of(one, spec, replay_bytes(one, spec))._asdict())
+        if not args.json and sys.stderr.isatty():
+            print(f"\rcompiling {len(rows)}/{len(COMPARED)} ", end="", file=sys.stderr)
+    if args.json:
+        print(json.dumps({"preset": args.preset, "env_id": spec.id, "num_actions": spec.num_actions, "schemes": rows}))
+        return 0
+    print(f"\r{spec.id}, {spec.num_actions} actions, preset {args.preset}")
+    _table(
+        ("scheme", "parameters", "copied", "MFLOP/update", "network MB", "optimizer MB", "replay MB"),
+        [
+            (
+                row["label"],
+                f"{row['parameters']:,}",
+                f"{row['copied_parameters']:,}",
+                f"{row['flops_per_update'] / 1e6:,.1f}",
+                *(f"{row[f'{part}_bytes'] / 1e6:,.1f}" for part in ("network", "optimizer", "replay")),
+            )
+            for row in rows
+        ],
+    )
+    return 0
+
+
+@dataclass(frozen=True)
+class Doctor:
+    """Versions, devices, and how long each part of a step takes here under a preset."""
+
+    preset: Literal[tuple(PRESETS)] = "atari-cnn-ln"  # type: ignore[valid-type]
+    """Whose parts to time."""
+    json: bool = False
+    """Print one JSON object."""
+
+
+def doctor(argv: list[str]) -> int:
+    args = _parse(Doctor, argv, "isqn doctor")
+    from isqn.train.doctor import examine
+
+    found = examine(Config(**PRESETS[args.preset].fields))
+    if args.json:
+        print(json.dumps({"preset": args.preset, **found}))
+        return 0
+    for name in ("python", "platform", "device", "cores", "memory_gb", "xla_flags"):
+        print(f"{name:12s} {found[name]}")
+    for name, number in found["versions"].items():
+        print(f"{name:12s} {number}")
+    for name, state in found["extras"].items():
+        print(f"{'[' + name + ']':12s} {state}")
+    if found["problem"]:
+        print(found["problem"])
+        return 0
+    print(f"\none step of preset {args.preset}, in ms (median, and the middle half of the calls):")
+    for part, (median, low, high) in found["milliseconds"].items():
+        print(f"{part:12s} {median:9.3f}   {low:.3f} to {high:.3f}")
+    print(found["verdict"])
+    return 0
+
+
 @dataclass(frozen=True)
 class List:
     """What there is."""
@@ -197,10 +316,20 @@ def list_things(argv: list[str]) -> int:
     if args.json:
         print(json.dumps(rows))
         return 0
-    widths = [max(len(str(row[key])) for row in rows) for key in rows[0]]
-    for row in rows:
-        print("  ".join(str(cell).ljust(width) for cell, width in zip(row.values(), widths, strict=True)).rstrip())
+    _table((), [tuple(row.values()) for row in rows])
     return 0
+
+
+def _table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
+    """Columns as wide as they must be; numbers to the right."""
+    lines = [header, *rows] if header else rows
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    for line in lines:
+        cells = [
+            cell.rjust(width) if header and column else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ]
+        print("  ".join(cells).rstrip())
 
 
 def _listing(what: str) -> list[dict[str, str]]:
@@ -232,7 +361,10 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "train": train,
     "resume": resume,
     "eval": evaluate,
+    "probe": probe,
+    "cost": cost,
     "list": list_things,
+    "doctor": doctor,
 }
 
 
@@ -274,7 +406,7 @@ def main(argv: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:
-        from isqn.train.host import Interrupted
+        from isqn.train.loop import Interrupted
 
         if isinstance(error, Interrupted):
             print(f"isqn: {error}", file=sys.stderr)

@@ -30,6 +30,7 @@ class AgentState(NamedTuple):
     copies: tuple[Params, ...]  # older networks, for the schemes that keep any
     optimizer: Any
     meta: Any  # what meta-learned head weights need; () without
+    probe: Any = ()  # what the analysis keeps beside the agent; () without
 
 
 class Agent(NamedTuple):
@@ -40,6 +41,7 @@ class Agent(NamedTuple):
     update: Callable[[AgentState, Transition], tuple[AgentState, Metrics]]
     refresh: Callable[[AgentState], AgentState]  # every T steps
     sync: Callable[[AgentState], AgentState]  # every D steps (i-QN)
+    losses: Callable[..., tuple[Array, Any]]  # params, statistics, copies, batch -> loss of each pair, rest
     network: Network
 
 
@@ -127,7 +129,7 @@ def make(config: Config, spec: EnvSpec) -> Agent:
     def sync(state: AgentState) -> AgentState:
         return state._replace(copies=schemes.sync(state.params, state.copies))
 
-    return Agent(init, act, update, refresh, sync, network)
+    return Agent(init, act, update, refresh, sync, pair_losses, network)
 
 
 def make_optimizer(config: Config) -> optax.GradientTransformation:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from isqn.types import Array, Params, Transition
+from isqn.types import Array, EnvSpec, Metrics, Params, Transition
 
 if TYPE_CHECKING:
     from isqn.agents.q_learning import Agent, AgentState
@@ -22,8 +21,7 @@ FEATURE_PROBES = ("effective_rank", "dormant_share")
 def effective_rank(features: np.ndarray, delta: float = 0.01) -> int:
     """srank (Kumar et al. 2021): how many singular values make up 1 - delta of their sum."""
     values = np.linalg.svd(np.asarray(features, np.float64), compute_uv=False)
-    shares = np.cumsum(values) / max(values.sum(), np.finfo(float).tiny)
-    return int(np.searchsorted(shares, 1 - delta) + 1)
+    return int(np.searchsorted(np.cumsum(values), (1 - delta) * values.sum()) + 1)
 
 
 def dormant_share(units: list[Array]) -> float:
@@ -41,13 +39,69 @@ def probe_features(network: Network, state: AgentState, obs: Any) -> dict[str, f
     return {"effective_rank": effective_rank(np.asarray(units[-1])), "dormant_share": dormant_share(units)}
 
 
-def observed(agent: Agent, config: Config) -> Agent:
+def observed(agent: Agent, config: Config, spec: EnvSpec) -> Agent:
     """The same agent, which also reports churn and gradient directions at every update.
 
     Its batches are twice as long: the second half is held out, only looked at. Its state keeps the
-    network as it was at the last refresh, before the heads moved: the target-based gradient's target.
+    network as it was at the last refresh, before heads moved: there the head that learns first is the one
+    that is now its target, so that a target-based gradient can be computed beside the agent's own.
     """
-    raise NotImplementedError
+    from isqn.agents.q_learning import make  # agents know nothing of probes
+
+    scheme = config.target_scheme
+    plain = {"num_bellman_iterations": 1, "head_weights": (), "meta_gradient": "none"}
+    free = make(config.replace(scheme="target-free", **plain), spec)
+    based = make(config.replace(scheme="target-based", **plain), spec)
+    learns, aims = scheme.online[0], scheme.target[0]
+
+    def first_head(params: Params) -> Params:
+        return {**params, "heads": jax.tree.map(lambda w: w[learns : learns + 1], params["heads"])}
+
+    def target_of(state: AgentState, batch: Transition) -> Array:
+        """What the first pair learns towards, but for the reward."""
+        params = state.copies[scheme.copy[0]] if scheme.copy else state.params
+        q, _ = agent.network.apply(params, state.statistics, batch.next_obs, config.batch_norm)
+        return batch.discount * q[:, aims].max(axis=-1)
+
+    def init(seed: Array | int) -> AgentState:
+        state = agent.init(seed)
+        return state._replace(probe=jax.tree.map(jnp.copy, state.params))
+
+    def update(state: AgentState, batch: Transition) -> tuple[AgentState, Metrics]:
+        train = jax.tree.map(lambda x: x[: config.batch_size], batch)
+        held_out = jax.tree.map(lambda x: x[config.batch_size :], batch)
+
+        def direction(losses: Any, params: Params, copies: tuple[Params, ...]) -> Params:
+            return jax.grad(lambda p: losses(p, state.statistics, copies, train)[0].sum())(params)
+
+        own = first_head(direction(agent.losses, state.params, state.copies))
+        small = first_head(state.params)
+        without = direction(free.losses, small, ())
+        with_target = direction(based.losses, small, (first_head(state.probe),))
+        new, metrics = agent.update(state, train)
+        churn = {
+            f"target_churn_{name}": jnp.abs(target_of(state, part) - target_of(new, part)).mean()
+            for name, part in (("train", train), ("held_out", held_out))
+        }
+        cosines = {
+            "gradient_cosine_own_tb": gradient_cosine(own, with_target),
+            "gradient_cosine_tf_tb": gradient_cosine(without, with_target),
+        }
+        return new, metrics | churn | cosines
+
+    def refresh(state: AgentState) -> AgentState:
+        return agent.refresh(state._replace(probe=state.params))
+
+    return agent._replace(init=init, update=update, refresh=refresh)
 
 
-__all__ = ["Array", "Params", "Transition", "partial"]
+def gradient_cosine(a: Params, b: Params) -> Array:
+    """Of two gradients as vectors, without the parameters of normalisation layers, as in the authors' code."""
+
+    def vector(tree: Params) -> Array:
+        leaves = jax.tree_util.tree_leaves_with_path(tree)
+        kept = [leaf.ravel() for path, leaf in leaves if "norm" not in jax.tree_util.keystr(path).lower()]
+        return jnp.concatenate(kept)
+
+    left, right = vector(a), vector(b)
+    return left @ right / (jnp.linalg.norm(left) * jnp.linalg.norm(right) + 1e-9)

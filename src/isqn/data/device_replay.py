@@ -7,7 +7,7 @@ bits: 50 bytes instead of 400.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -67,7 +67,7 @@ class DeviceReplay(NamedTuple):
         place = time % self.capacity
         return jax.tree.map(lambda ring, new: jax.lax.dynamic_update_index_in_dim(ring, new, place, 0), rows, row)
 
-    def sample(self, rows: Rows, num_added: Array, key: Array, batch_size: int) -> Transition:
+    def sample(self, rows: Rows, num_added: Array | int, key: Array, batch_size: int) -> Transition:
         """Uniform over the steps whose n-step return is complete whatever follows."""
         n = self.num_steps_return
         size = jnp.minimum(num_added, self.capacity)
@@ -98,9 +98,3 @@ class DeviceReplay(NamedTuple):
         if self.is_packed:
             stored = jnp.unpackbits(stored, axis=-1, count=int(np.prod(self.spec.obs_shape))).astype(bool)
         return stored.reshape(-1, *self.spec.obs_shape)
-
-
-def new_rows(rows: Any, since: int, until: int, capacity: int) -> Any:
-    """Rows of the times since..until-1, oldest first, out of a ring (numpy, on the host)."""
-    places = np.arange(max(since, until - capacity), until) % capacity
-    return jax.tree.map(lambda ring: np.asarray(ring)[places], rows)

@@ -51,7 +51,8 @@ class Environment:
 
     def reset(self, seed: int, *, restart: bool = False) -> np.ndarray:
         """The first frame of an episode; `restart` begins a new game even where the old one `continues`."""
-        obs, _ = self.env.reset(seed=seed, options={"restart": True} if restart else None)
+        options = {"restart": True} if restart and self.continues else None
+        obs, _ = self.env.reset(seed=seed, options=options)
         self._over = False
         frame = self._to_frame(obs)
         if frame.shape != self.spec.frame_shape:

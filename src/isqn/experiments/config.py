@@ -211,6 +211,11 @@ class Config:
         return min(self.epoch_steps, self.total_timesteps)
 
     @property
+    def row_period_steps(self) -> int:
+        """A short run has at least one row for each epoch."""
+        return min(self.log_period_steps, self.steps_per_epoch)
+
+    @property
     def num_epochs(self) -> int:
         return -(-self.total_timesteps // self.steps_per_epoch)
 

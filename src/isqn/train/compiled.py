@@ -6,19 +6,30 @@ and costs no branch. Each seed has its own stream of keys: seed i of a batch is 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+import safetensors.numpy
 
 from isqn.agents.q_learning import Agent, AgentState
+from isqn.analysis.probes import FEATURE_PROBES, probe_features
 from isqn.data.device_replay import DeviceReplay, Rows
+from isqn.data.files import DamagedFile, Description, read_file, sync_folder, write_file
 from isqn.envs.native import NativeEnvironment
-from isqn.experiments.config import Config
+from isqn.experiments.config import Config, flag
 from isqn.keys import device_key
-from isqn.types import Array
+from isqn.train import checkpoint
+from isqn.train.loop import Epoch, Interrupted, empty_totals, means, metrics_columns, require_finite, save_best
+from isqn.train.progress import Progress, memory_mb
+from isqn.train.record import EPISODE_COLUMNS, Table, Tracker
+from isqn.types import Array, UserError
 
 
 class LoopState(NamedTuple):
@@ -27,7 +38,7 @@ class LoopState(NamedTuple):
     agent: AgentState
     env: Any
     obs: Array
-    rows: Rows
+    rows: Any  # Rows; () where they are saved apart
     episode: Array
     episode_return: Array
     episode_length: Array
@@ -127,3 +138,222 @@ def make_loop(config: Config, agent: Agent, env: NativeEnvironment, replay: Devi
         return state, jax.tree.map(lambda x: x.reshape(num_steps, -1), ended), totals
 
     return Loop(jax.jit(jax.vmap(init)), run)
+
+
+@dataclass
+class Counters:
+    """Where one seed is, beyond its state on the device; saved as JSON."""
+
+    step: int = 0
+    episode: int = 0
+    seconds: float = 0.0
+    best: float | None = None
+    epoch_returns: list[float] = field(default_factory=list)
+
+
+def train(
+    config: Config,
+    run_dirs: list[Path],
+    agent: Agent,
+    env: NativeEnvironment,
+    replay: DeviceReplay,
+    *,
+    should_stop: Callable[[], bool] = lambda: False,
+    progress: Progress | None = None,
+) -> Iterator[list[Epoch]]:
+    """Train all seeds from their newest common checkpoint, or from the start; yield each epoch's results."""
+    for name in ("log_period_steps", "epoch_steps", "total_timesteps"):
+        if getattr(config, name) % config.update_period:
+            raise UserError(
+                f"{flag(name)} is {getattr(config, name)}; in the compiled loop it must be a multiple of "
+                f"{flag('update_period')} ({config.update_period})."
+            )
+    progress = progress or Progress(config.total_timesteps, enabled=False)
+    loop = make_loop(config, agent, env, replay)
+    seeds = jnp.arange(config.seed, config.seed + len(run_dirs))
+    zeros = empty_totals(agent, config, env.spec)
+    columns = metrics_columns(zeros, FEATURE_PROBES if config.analysis else ())
+    restored = _restore(run_dirs, jax.eval_shape(loop.init, seeds), replay)
+    if restored:
+        state, counts, saved_files, lengths = restored
+    else:
+        state = loop.init(seeds)
+        counts, saved_files = [Counters() for _ in run_dirs], [[] for _ in run_dirs]
+        lengths = [{"episodes": None, "metrics": None} for _ in run_dirs]
+    kept = list(zip(run_dirs, lengths, strict=True))
+    episodes = [Table(run_dir / "episodes.csv", EPISODE_COLUMNS, length["episodes"]) for run_dir, length in kept]
+    metrics = [Table(run_dir / "metrics.csv", columns, length["metrics"]) for run_dir, length in kept]
+    trackers = [Tracker(config, d) for d in run_dirs]
+    step = counts[0].step
+    last_return: float | None = None
+    last_loss: float | None = None
+    clock = time.monotonic() - counts[0].seconds
+    saved_at = time.monotonic()
+    row_totals: Any = None
+    row_updates, row_started, row_step = 0, time.monotonic(), step
+
+    def save() -> None:
+        for index, run_dir in enumerate(run_dirs):
+            mine = jax.tree.map(np.asarray, _one(state, index))
+            require_finite(mine.agent.params, run_dir, step)
+            counts[index].step, counts[index].seconds = step, time.monotonic() - clock
+            saved_files[index] = _save_rows(run_dir / "replay", mine.rows, saved_files[index], step, replay.capacity)
+            for table in (episodes[index], metrics[index]):
+                table.flush_to_disk()
+            manifest = {
+                "counters": asdict(counts[index]),
+                "replay": {"files": saved_files[index]},
+                "tables": {"episodes": episodes[index].length, "metrics": metrics[index].length},
+            }
+            arrays = checkpoint.flatten(mine._replace(rows=()))
+            checkpoint.write(checkpoint.folder_of(run_dir, step), arrays, manifest)
+        for run_dir in run_dirs:  # only when every seed has the new one may an old one go
+            checkpoint.tidy(run_dir)
+
+    try:
+        while step < config.num_epochs * config.steps_per_epoch:
+            until, learning = _next_stop(config, step)
+            state, ended, totals = loop.run(state, step, num_steps=until - step, learning=learning)
+            for index in range(len(run_dirs)):
+                of_seed = _one(ended, index, axis=1)
+                for episode in _record_episodes(episodes[index], of_seed, step, counts[index], config, clock):
+                    trackers[index].log({"return": episode["return"], "length": episode["length"]}, episode["step"])
+                    last_return = episode["return"]
+            if learning:
+                row_totals = totals if row_totals is None else jax.tree.map(jnp.add, row_totals, totals)
+                row_updates += (until - step) // config.update_period
+            step = until
+
+            if step % config.row_period_steps == 0:
+                now = time.monotonic()
+                updates = max(0, step // config.update_period - config.learning_starts // config.update_period)
+                for index in range(len(run_dirs)):
+                    row: dict[str, Any] = {
+                        "step": step,
+                        "frame": step,
+                        "updates": updates,
+                        "epsilon": float(config.epsilon(step - 1)),
+                        "steps_per_second": (step - row_step) * len(run_dirs) / (now - row_started),
+                        "memory_mb": memory_mb(),
+                        "seconds": now - clock,
+                    }
+                    if row_updates:
+                        mine, sums = _one(state, index), _one(row_totals, index)
+                        require_finite((mine.agent.params, sums), run_dirs[index], step)
+                        row |= means(sums, row_updates)
+                        last_loss = row["loss"]
+                        if config.analysis:
+                            key = device_key(mine.agent.seed, "probe", step)
+                            looked_at = replay.sample(mine.rows, step, key, config.analysis_samples)
+                            row |= probe_features(agent.network, mine.agent, looked_at.obs)
+                    metrics[index].add(row)
+                    trackers[index].log(row, step)
+                row_totals, row_updates, row_started, row_step = None, 0, now, step
+            progress.show(step, last_return, last_loss)
+
+            if step % config.steps_per_epoch == 0:
+                results = []
+                for index, count in enumerate(counts):
+                    result = Epoch(step // config.steps_per_epoch - 1, step, count.epoch_returns)
+                    count.epoch_returns = []
+                    if result.returns and (count.best is None or result.mean_return > count.best):
+                        count.best = result.mean_return
+                        save_best(run_dirs[index], _one(state.agent, index), result)
+                    results.append(result)
+                save()
+                saved_at = time.monotonic()
+                yield results
+            elif should_stop() or time.monotonic() - saved_at > 60 * config.checkpoint_minutes:
+                save()
+                saved_at = time.monotonic()
+            if should_stop() and step < config.num_epochs * config.steps_per_epoch:
+                raise Interrupted(f"stopped at step {step:,}; go on with `isqn resume {run_dirs[0]}`")
+    finally:
+        for table in (*episodes, *metrics):
+            table.close()
+        for tracker in trackers:
+            tracker.close()
+
+
+def _next_stop(config: Config, step: int) -> tuple[int, bool]:
+    """Where the next stretch ends, in whole updates, and whether it learns."""
+    begins = config.learning_starts // config.update_period * config.update_period
+    stops = [(step // period + 1) * period for period in (config.row_period_steps, config.steps_per_epoch)]
+    if step < begins:
+        stops.append(begins)
+    return min(stops), step >= begins
+
+
+def _one(tree: Any, index: int, axis: int = 0) -> Any:
+    """The part of one seed."""
+    return jax.tree.map(lambda x: jnp.take(x, index, axis), tree)
+
+
+def _record_episodes(
+    table: Table, ended: Ended, first_step: int, count: Counters, config: Config, clock: float
+) -> list[dict[str, Any]]:
+    """Rows for the episodes that ended in a stretch of steps; an episode belongs to the epoch in which it ends."""
+    rows = []
+    for place in np.flatnonzero(ended.over):
+        step = first_step + int(place) + 1
+        row = {
+            "epoch": (step - 1) // config.steps_per_epoch,
+            "episode": count.episode,
+            "step": step,
+            "frame": step,
+            "return": float(ended.episodic_return[place]),
+            "length": int(ended.length[place]),
+            "seconds": time.monotonic() - clock,
+        }
+        table.add(row)
+        count.episode += 1
+        count.epoch_returns.append(row["return"])
+        rows.append(row)
+    return rows
+
+
+def _save_rows(folder: Path, rows: Rows, files: list[Description], step: int, capacity: int) -> list[Description]:
+    """Write the rows added since the last save; name only the files that still hold some of the last `capacity`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    since = max(files[-1]["until"] if files else 0, step - capacity)
+    if step > since:
+        places = np.arange(since, step) % capacity
+        content = safetensors.numpy.save({name: ring[places] for name, ring in rows._asdict().items()})
+        files = [*files, {**write_file(folder, f"rows-{step:012d}", content), "since": since, "until": step}]
+        sync_folder(folder)
+    return [file for file in files if file["until"] > step - capacity]
+
+
+def _restore(run_dirs: list[Path], template: LoopState, replay: DeviceReplay) -> Any:
+    """The newest state that all seeds have whole."""
+    common = set.intersection(*(set(checkpoint.steps(d)) for d in run_dirs))
+    small = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), template._replace(rows=()))
+    for step in sorted(common, reverse=True):
+        states, manifests = [], []
+        try:
+            for run_dir in run_dirs:
+                folder = checkpoint.folder_of(run_dir, step)
+                arrays, manifest = checkpoint.read(folder)
+                state = checkpoint.unflatten(small, arrays, folder)
+                states.append(state._replace(rows=_load_rows(run_dir / "replay", manifest["replay"]["files"], replay)))
+                manifests.append(manifest)
+        except DamagedFile as error:
+            checkpoint.warn_damaged(error)
+            continue
+        for run_dir in run_dirs:
+            checkpoint.drop_after(run_dir, step)
+        state = jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
+        counts = [Counters(**manifest["counters"]) for manifest in manifests]
+        return state, counts, [m["replay"]["files"] for m in manifests], [m["tables"] for m in manifests]
+    if any(checkpoint.steps(d) for d in run_dirs):
+        raise UserError(f"{run_dirs[0]} has no checkpoint that can be read; start again with `isqn train --overwrite`.")
+    return None
+
+
+def _load_rows(folder: Path, files: list[Description], replay: DeviceReplay) -> Rows:
+    rows = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), jax.eval_shape(replay.init))
+    for file in files:
+        places = np.arange(file["since"], file["until"]) % replay.capacity
+        for name, array in safetensors.numpy.load(read_file(folder, file)).items():
+            getattr(rows, name)[places] = array
+    return rows

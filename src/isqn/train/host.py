@@ -6,7 +6,6 @@ resets with that seed and takes those actions again, so that a run can stop afte
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
@@ -24,29 +23,10 @@ from isqn.envs.adapter import Environment
 from isqn.experiments.config import Config
 from isqn.keys import episode_seed, host_generator
 from isqn.train import checkpoint
+from isqn.train.loop import Epoch, Interrupted, empty_totals, means, metrics_columns, require_finite, save_best
 from isqn.train.progress import Progress, memory_mb
 from isqn.train.record import EPISODE_COLUMNS, Table, Tracker
-from isqn.types import EnvSpec, UserError
-
-
-class Interrupted(Exception):
-    """Stopped on request, after saving."""
-
-
-class Diverged(UserError):
-    """A number that is not finite."""
-
-
-class Epoch(NamedTuple):
-    """A result: the returns of the training episodes of an epoch."""
-
-    epoch: int
-    step: int
-    returns: list[float]
-
-    @property
-    def mean_return(self) -> float:
-        return float(np.mean(self.returns)) if self.returns else float("nan")
+from isqn.types import UserError
 
 
 @dataclass
@@ -89,13 +69,6 @@ def compile_agent(agent: Agent) -> Functions:
     )
 
 
-def empty_totals(agent: Agent, config: Config, spec: EnvSpec) -> Any:
-    """Zeros of the shape of the metrics, which stay on the device between rows."""
-    batch = spec.batch(config.sampled_batch_size)
-    _, metrics = jax.eval_shape(agent.update, jax.eval_shape(agent.init, 0), batch)
-    return jax.tree.map(lambda m: jnp.zeros(m.shape, m.dtype), metrics)
-
-
 def train(
     config: Config,
     run_dir: Path,
@@ -103,12 +76,13 @@ def train(
     env: Environment,
     make_replay: Callable[[], Replay],
     *,
+    functions: Functions | None = None,
     should_stop: Callable[[], bool] = lambda: False,
     progress: Progress | None = None,
 ) -> Iterator[Epoch]:
     """Train from the newest checkpoint in `run_dir`, or from the start; yield each epoch's result."""
     scheme, seed = config.target_scheme, config.seed
-    call = compile_agent(agent)
+    call = functions or compile_agent(agent)
     progress = progress or Progress(config.total_timesteps, enabled=False)
     count = Counters()
     history: list[list[int]] = [[]]  # actions since the environment's last real reset, by episode
@@ -139,7 +113,7 @@ def train(
     saved_at, logged_at, logged_step = time.monotonic(), time.monotonic(), count.step
 
     def save() -> None:
-        _require_finite(state.params, totals, run_dir, count.step)
+        require_finite((state.params, totals), run_dir, count.step)
         count.seconds = time.monotonic() - clock
         for table in (episodes, metrics):
             table.flush_to_disk()
@@ -183,7 +157,7 @@ def train(
                     state = call.sync(state)
 
             # Record.
-            if count.step % config.log_period_steps == 0:
+            if count.step % config.row_period_steps == 0:
                 now = time.monotonic()
                 row: dict[str, Any] = {
                     "step": count.step,
@@ -195,17 +169,15 @@ def train(
                     "seconds": now - clock,
                 }
                 if count.logged_updates:
-                    _require_finite(state.params, totals, run_dir, count.step)
-                    row |= _means(totals, count.logged_updates)
+                    require_finite((state.params, totals), run_dir, count.step)
+                    row |= means(totals, count.logged_updates)
                     last_loss = row["loss"]
                     totals, count.logged_updates = jax.tree.map(jnp.zeros_like, zeros), 0
                     if config.analysis:
                         looked_at = replay.sample(config.analysis_samples, host_generator(seed, "probe", count.step))
                         row |= probe_features(agent.network, state, looked_at.obs)
                 metrics.add(row)
-                tracker.log(
-                    {k: v for k, v in row.items() if k not in ("step", "frame", "updates", "seconds")}, count.step
-                )
+                tracker.log(row, count.step)
                 logged_at, logged_step = now, count.step
             progress.show(count.step, last_return, last_loss)
 
@@ -251,16 +223,6 @@ def train(
         tracker.close()
 
 
-def save_best(run_dir: Path, state: Any, result: Epoch) -> None:
-    """The agent of the best epoch so far, by mean training return."""
-    name = f"best-{result.step:012d}"
-    manifest = {"criterion": "mean training return of an epoch", **result._asdict(), "mean_return": result.mean_return}
-    checkpoint.write(run_dir / name, checkpoint.flatten({"agent": state}), manifest)
-    for older in run_dir.glob("best-*"):
-        if older.name != name:
-            shutil.rmtree(older)
-
-
 def _restore(run_dir: Path, state: Any, totals: Any, make_replay: Callable[[], Replay]) -> Any:
     for step, arrays, manifest in checkpoint.newest_good(run_dir):
         actions, lengths = arrays.pop("history.actions"), arrays.pop("history.lengths")
@@ -290,37 +252,3 @@ def _simulate(env: Environment, seed: int, episode: int, history: list[list[int]
             frame = env.step(action).frame
     assert frame is not None
     return frame
-
-
-def metrics_columns(totals: Any, probes: tuple[str, ...]) -> tuple[str, ...]:
-    learned = [column for name, leaf in totals.items() for column in _columns(name, leaf)]
-    return ("step", "frame", "updates", "epsilon", *learned, *probes, "steps_per_second", "memory_mb", "seconds")
-
-
-def _columns(name: str, leaf: Any) -> list[str]:
-    return [name] if leaf.ndim == 0 else [f"{name}_{i + 1}" for i in range(leaf.shape[0])]
-
-
-def _means(totals: Any, updates: int) -> dict[str, float]:
-    """Fetch the sums once and spread vectors over numbered columns."""
-    fetched = jax.device_get(totals)
-    return {
-        column: float(value) / updates
-        for name, leaf in fetched.items()
-        for column, value in zip(_columns(name, leaf), np.atleast_1d(leaf), strict=True)
-    }
-
-
-@jax.jit
-def _all_finite(tree: Any) -> Any:
-    return jnp.all(jnp.array([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree)]))
-
-
-def _require_finite(params: Any, totals: Any, run_dir: Path, step: int) -> None:
-    if not _all_finite((params, totals)):
-        kept = checkpoint.steps(run_dir)
-        where = f"the last good checkpoint is at step {kept[0]:,}" if kept else "there was no checkpoint before it"
-        raise Diverged(
-            f"a loss or a parameter stopped being a finite number before step {step:,}; {where}. "
-            "A lower --learning-rate, --layer-norm or another --scheme may help."
-        )

@@ -199,7 +199,9 @@ class Tracker:
     def log(self, values: dict[str, Any], step: int) -> None:
         if self._log is None:
             return
-        named = {self.NAMES.get(k, f"analysis/{k}"): v for k, v in values.items() if isinstance(v, int | float)}
+        named = {
+            self.NAMES.get(k, f"analysis/{k}"): v for k, v in values.items() if k not in ("step", "frame", "seconds")
+        }
         try:
             self._log(named, step)
         except Exception as error:

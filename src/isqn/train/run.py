@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -13,18 +14,22 @@ import psutil
 
 from isqn.agents import q_learning
 from isqn.analysis.probes import observed
+from isqn.data.device_replay import DeviceReplay
 from isqn.data.replay import Memory, Replay, memory_needed
 from isqn.envs.adapter import make_environment
-from isqn.envs.native import has_native
+from isqn.envs.native import has_native, make_native
 from isqn.experiments.config import Config, flag, read_toml
-from isqn.train import host, record
-from isqn.train.progress import Progress
+from isqn.train import compiled, host, record, timing
+from isqn.train.loop import Epoch
+from isqn.train.progress import Progress, duration
 from isqn.types import EnvSpec, UserError
+
+LONG_RUN_STEPS = 100_000  # from here on a run is worth a measured estimate of its time
 
 
 def make_agent(config: Config, spec: EnvSpec) -> q_learning.Agent:
     agent = q_learning.make(config, spec)
-    return observed(agent, config) if config.analysis else agent
+    return observed(agent, config, spec) if config.analysis else agent
 
 
 def uses_compiled_loop(config: Config) -> bool:
@@ -69,12 +74,35 @@ def require_memory(memory: Memory) -> None:
         )
 
 
+def specification(config: Config) -> EnvSpec:
+    """Of the environment as this run will see it."""
+    if uses_compiled_loop(config):
+        native = make_native(config.env_id)
+        assert native is not None
+        return native.spec
+    env = make_environment(config.env_id, protocol=config.protocol)
+    env.close()
+    return env.spec
+
+
+def device_replay(config: Config, spec: EnvSpec) -> DeviceReplay:
+    return DeviceReplay(spec, config.buffer_size, config.num_steps_return, config.discount, config.reward_clip)
+
+
+def replay_bytes(config: Config, spec: EnvSpec) -> int:
+    if uses_compiled_loop(config):
+        return device_replay(config, spec).nbytes
+    return memory_needed(spec, config.buffer_size, compresses(config, spec)).total
+
+
 def start(config: Config, run_dir: Path | None = None, *, overwrite: bool = False, quiet: bool = False) -> list[Path]:
     """Train a new run; the folders that it wrote, one for each seed."""
     folders = run_dirs(config, run_dir)
     uses_compiled_loop(config)
     for index, folder in enumerate(folders):
         record.create_run(folder, config.replace(seed=config.seed + index, num_seeds=1), overwrite)
+    for folder in folders:
+        record.write_summary(folder, {"status": "running", "trained_with": _relative(folders, folder)})
     _train(config, folders, quiet)
     return folders
 
@@ -94,8 +122,15 @@ def resume(run_dir: Path, *, quiet: bool = False) -> bool:
     config = read_config(run_dir)
     if record.run_state(run_dir) == "finished":
         return False
-    _train(config, [run_dir], quiet)
+    folders = [run_dir / name for name in record.read_summary(run_dir).get("trained_with", ["."])]
+    first = read_config(folders[0])
+    _train(first.replace(num_seeds=len(folders)) if len(folders) > 1 else config, folders, quiet)
     return True
+
+
+def _relative(folders: list[Path], here: Path) -> list[str]:
+    """The folders of the seeds of one program, as seen from one of them."""
+    return [os.path.relpath(folder, here) for folder in folders]
 
 
 def read_config(run_dir: Path) -> Config:
@@ -108,36 +143,77 @@ def _train(config: Config, folders: list[Path], quiet: bool) -> None:
     progress = Progress(config.total_timesteps, enabled=not quiet)
     with stop_on_signals() as should_stop:
         if uses_compiled_loop(config):
-            raise NotImplementedError
-        (run_dir,) = folders
-        _train_on_host(config, run_dir, progress, should_stop)
+            _train_compiled(config, folders, progress, should_stop)
+        else:
+            _train_on_host(config, folders[0], progress, should_stop)
 
 
 def _train_on_host(config: Config, run_dir: Path, progress: Progress, should_stop: Callable[[], bool]) -> None:
     env = make_environment(config.env_id, protocol=config.protocol)
     memory = memory_needed(env.spec, config.buffer_size, compresses(config, env.spec))
     require_memory(memory)
-    progress.say(f"{config.label} on {env.spec.id} ({env.spec.protocol}), seed {config.seed} -> {run_dir}")
+    progress.say(f"{config.label} on {env.spec.id} ({env.spec.protocol}), seed {config.seed}")
     progress.say(f"{memory}")
-    agent = make_agent(config, env.spec)
-    summary = {**record.provenance(), **describe(config, env.spec)}
-    record.write_summary(run_dir, {"status": "running", **summary})
-    results = []
+    agent, make_replay = make_agent(config, env.spec), replay_factory(config, env.spec)
+    finish = _begin_summaries(config, [run_dir], env.spec)
+    functions = host.compile_agent(agent)
+    if progress.enabled and config.total_timesteps >= LONG_RUN_STEPS:
+        times = timing.measure(config, agent, env, make_replay(), functions, seconds=0.5)
+        seconds = config.total_timesteps * times.seconds_per_step(config)
+        progress.say(
+            f"about {duration(seconds)} on this machine for {config.total_timesteps:,} steps{_shorter(config)}"
+        )
     epochs = host.train(
-        config, run_dir, agent, env, replay_factory(config, env.spec), should_stop=should_stop, progress=progress
+        config, run_dir, agent, env, make_replay, functions=functions, should_stop=should_stop, progress=progress
     )
     for epoch in epochs:
-        results.append(epoch)
-        progress.say(
-            f"epoch {epoch.epoch + 1}/{config.num_epochs}: "
-            f"return {epoch.mean_return:.2f} over {len(epoch.returns)} episodes"
-        )
+        progress.say(_epoch_line(config, [epoch]))
     env.close()
-    record.write_summary(run_dir, {"status": "finished", **summary, **record.results(run_dir)})
+    finish()
 
 
-def describe(config: Config, spec: EnvSpec) -> dict[str, Any]:
-    return {"label": config.label, "env_id": spec.id, "protocol": spec.protocol, "seed": config.seed}
+def _train_compiled(config: Config, folders: list[Path], progress: Progress, should_stop: Callable[[], bool]) -> None:
+    env = make_native(config.env_id)
+    assert env is not None
+    replay = device_replay(config, env.spec)
+    bytes_needed = replay.nbytes * len(folders)
+    memory = Memory(columns=0, frames=bytes_needed, most_frames=bytes_needed, compressed=False)
+    require_memory(memory)
+    seeds = f"seeds {config.seed} to {config.seed + len(folders) - 1}" if len(folders) > 1 else f"seed {config.seed}"
+    progress.say(f"{config.label} on {env.spec.id} ({env.spec.protocol}), {seeds}, compiled loop")
+    progress.say(f"{memory}")
+    agent = make_agent(config, env.spec)
+    finish = _begin_summaries(config, folders, env.spec)
+    for epochs in compiled.train(config, folders, agent, env, replay, should_stop=should_stop, progress=progress):
+        progress.say(_epoch_line(config, epochs))
+    finish()
+
+
+def _shorter(config: Config) -> str:
+    return "; --preset atari-smoke is a short one." if config.env_id.startswith("ALE/") else "."
+
+
+def _begin_summaries(config: Config, folders: list[Path], spec: EnvSpec) -> Callable[[], None]:
+    """Say in each folder what runs there; the function returned says that it is done."""
+    about = {**record.provenance(), "label": config.label, "env_id": spec.id, "protocol": spec.protocol}
+    summaries = [
+        {**about, "seed": config.seed + index, "trained_with": _relative(folders, folder)}
+        for index, folder in enumerate(folders)
+    ]
+
+    def finish() -> None:
+        for folder, summary in zip(folders, summaries, strict=True):
+            record.write_summary(folder, {"status": "finished", **summary, **record.results(folder)})
+
+    for folder, summary in zip(folders, summaries, strict=True):
+        record.write_summary(folder, {"status": "running", **summary})
+    return finish
+
+
+def _epoch_line(config: Config, epochs: list[Epoch]) -> str:
+    returns = ", ".join(f"{epoch.mean_return:.2f}" for epoch in epochs)
+    games = sum(len(epoch.returns) for epoch in epochs)
+    return f"epoch {epochs[0].epoch + 1}/{config.num_epochs}: return {returns} ({games} episodes)"
 
 
 @contextmanager

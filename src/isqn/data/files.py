@@ -1,0 +1,52 @@
+"""Files of a checkpoint that never change once written: named after their content, and checked when read."""
+
+from __future__ import annotations
+
+import os
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+Description = dict[str, Any]
+
+
+class DamagedFile(Exception):
+    """A file of a checkpoint is missing or is not what was written."""
+
+
+def write_file(folder: Path, stem: str, content: bytes) -> Description:
+    """Write aside, flush, rename. The name carries the checksum, so a file that an older checkpoint names is
+    never written again, even if a run goes back and takes another way."""
+    checksum = sha256(content).hexdigest()
+    path = folder / f"{stem}-{checksum[:16]}.safetensors"
+    if not path.exists():
+        unfinished = path.with_suffix(".unfinished")
+        with unfinished.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(path)
+    return {"name": path.name, "bytes": len(content), "sha256": checksum}
+
+
+def read_file(folder: Path, file: Description) -> bytes:
+    path = folder / file["name"]
+    if not path.exists():
+        raise DamagedFile(f"{path} is missing.")
+    content = path.read_bytes()
+    if len(content) != file["bytes"] or sha256(content).hexdigest() != file["sha256"]:
+        raise DamagedFile(f"{path} is not what was written: its checksum differs.")
+    return content
+
+
+def sync_folder(folder: Path) -> None:
+    """Make new names themselves safe from a power cut; Windows has no such call and needs none."""
+    if os.name == "posix":
+        handle = os.open(folder, os.O_RDONLY)
+        os.fsync(handle)
+        os.close(handle)
+
+
+def files_needed(description: Description) -> set[str]:
+    """Names, within its folder, of the files that a description refers to."""
+    return {file["name"] for file in description["files"]}

@@ -1,0 +1,55 @@
+"""What is installed, what the machine has, and where the time of a step goes."""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+from typing import Any
+
+import psutil
+
+from isqn.envs.adapter import make_environment
+from isqn.experiments.config import Config
+from isqn.train import record, run, timing
+from isqn.types import UserError
+
+EXTRAS = {
+    "atari": ("ale_py", "cv2"),
+    "minatar": ("pgx", "minatar"),
+    "report": ("matplotlib",),
+    "video": ("imageio", "imageio_ffmpeg"),
+    "track": ("tensorboardX", "wandb", "trackio"),
+}
+
+
+def examine(config: Config) -> dict[str, Any]:
+    """Facts for a person or a bug report. A missing extra is a finding, not a failure."""
+    found: dict[str, Any] = {
+        **record.provenance(),
+        "cores": os.cpu_count(),
+        "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
+        "extras": {name: _extra(name, modules) for name, modules in EXTRAS.items()},
+        "problem": None,
+    }
+    try:
+        env = make_environment(config.env_id, protocol=config.protocol)
+    except UserError as error:
+        return found | {"problem": str(error)}
+    agent = run.make_agent(config, env.spec)
+    small = config.replace(buffer_size=2_000, learning_starts=0)
+    times = timing.measure(config, agent, env, run.replay_factory(small, env.spec)())
+    env.close()
+    part, share = times.bottleneck(config)
+    rate = 1 / times.seconds_per_step(config)
+    return found | {
+        "milliseconds": {name: [1e3 * value for value in timed] for name, timed in times._asdict().items()},
+        "bottleneck": part,
+        "steps_per_second": rate,
+        "verdict": f"about {rate:,.0f} steps/s while learning; the {part} takes {share:.0%} of a step "
+        f"(an update every {config.update_period} steps).",
+    }
+
+
+def _extra(name: str, modules: tuple[str, ...]) -> str:
+    missing = [module for module in modules if find_spec(module) is None]
+    return "installed" if not missing else f'without {", ".join(missing)}: pip install "isqn[{name}]"'

@@ -1,0 +1,65 @@
+"""The paper's probes on a finished run: the agent plays fresh games, and is looked at on what it saw."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from isqn.agents import q_learning
+from isqn.analysis.probes import observed, probe_features
+from isqn.envs.adapter import make_environment
+from isqn.keys import episode_seed, host_generator
+from isqn.train import run
+from isqn.train.evaluate import load_agent_state
+
+COLUMNS = {
+    "effective-rank": ("effective_rank",),
+    "dormant": ("dormant_share",),
+    "target-churn": ("target_churn_train", "target_churn_held_out"),
+    "gradient-cosine": ("gradient_cosine_own_tb", "gradient_cosine_tf_tb"),
+}
+
+
+def probe_run(
+    run_dir: Path, metrics: tuple[str, ...], which: str, samples: int, updates: int, seed: int
+) -> dict[str, Any]:
+    """Rank and dormant units on `samples` states; churn and cosines over `updates` updates from the checkpoint on.
+
+    The updates start at a refresh, as the paper's target period does, and learn from the fresh games.
+    """
+    config = run.read_config(run_dir)
+    env = make_environment(config.env_id, protocol=config.protocol)
+    trained = run.make_agent(config, env.spec)
+    state, step = load_agent_state(run_dir, trained, which)
+    config = config.replace(analysis=True, buffer_size=max(config.buffer_size, samples + 1_000))
+    agent = observed(q_learning.make(config, env.spec), config, env.spec)
+    state = jax.jit(agent.refresh)(state._replace(probe=jax.tree.map(jnp.copy, state.params)))
+
+    replay = run.replay_factory(config, env.spec)()
+    act, episode, played = jax.jit(agent.act), 0, 0
+    replay.add_first(env.reset(episode_seed(seed, episode)))
+    while played < samples + config.num_steps_return:
+        action = int(act(state, replay.observation(), config.epsilon_end, played, episode))
+        frame, reward, terminated, truncated = env.step(action)
+        replay.add(action, reward, terminated, truncated, frame)
+        played += 1
+        if terminated or truncated:
+            episode += 1
+            replay.add_first(env.reset(episode_seed(seed, episode)))
+    env.close()
+
+    looked_at = replay.sample(samples, host_generator(seed, "probe"))
+    found: dict[str, float] = probe_features(agent.network, state, looked_at.obs)
+    if {"target-churn", "gradient-cosine"} & set(metrics):
+        update, rows = jax.jit(agent.update, donate_argnums=0), []
+        for index in range(updates):
+            batch = replay.sample(config.sampled_batch_size, host_generator(seed, "replay", index))
+            state, measured = update(state, batch)
+            rows.append(jax.device_get(measured))
+        found |= {name: float(np.mean([row[name] for row in rows])) for name in rows[0]}
+    wanted = [column for metric in metrics for column in COLUMNS[metric]]
+    return {"label": config.label, "step": step, **{name: found[name] for name in wanted}}

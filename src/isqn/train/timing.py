@@ -1,0 +1,84 @@
+"""How long each part of a host-loop step takes on this machine, and so how long a run will."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from isqn.agents.q_learning import Agent
+from isqn.analysis.cost import Timing, time_calls
+from isqn.data.replay import Replay
+from isqn.envs.adapter import Environment
+from isqn.experiments.config import Config
+from isqn.keys import episode_seed, host_generator
+from isqn.train.host import Functions, compile_agent
+from isqn.train.loop import empty_totals
+
+
+class StepTimes(NamedTuple):
+    """Seconds: of one environment step, one choice of action, one sampled batch, one update."""
+
+    environment: Timing
+    act: Timing
+    sample: Timing
+    update: Timing
+
+    def seconds_per_step(self, config: Config) -> float:
+        """Of the loop once it learns."""
+        each = self.environment.median + self.act.median
+        return each + (self.sample.median + self.update.median) / config.update_period
+
+    def bottleneck(self, config: Config) -> tuple[str, float]:
+        """The part that takes most of a step, and its share."""
+        shares = {
+            "environment": self.environment.median,
+            "act": self.act.median,
+            "sample": self.sample.median / config.update_period,
+            "update": self.update.median / config.update_period,
+        }
+        name = max(shares, key=lambda part: shares[part])
+        return name, shares[name] / sum(shares.values())
+
+
+def measure(
+    config: Config,
+    agent: Agent,
+    env: Environment,
+    replay: Replay,
+    functions: Functions | None = None,
+    seconds: float = 1.0,
+) -> StepTimes:
+    """Play a little at random, then time each part on its own. `replay` is used up."""
+    call = functions or compile_agent(agent)
+    rng = host_generator(config.seed, "timing")
+    episode = 0
+    replay.add_first(env.reset(episode_seed(config.seed, episode)))
+
+    def step() -> None:
+        nonlocal episode
+        action = int(rng.integers(env.spec.num_actions))
+        frame, reward, terminated, truncated = env.step(action)
+        replay.add(action, reward, terminated, truncated, frame)
+        if terminated or truncated:
+            episode += 1
+            replay.add_first(env.reset(episode_seed(config.seed, episode)))
+
+    for _ in range(max(200, config.num_steps_return + 1)):
+        step()
+    state: Any = jax.jit(agent.init)(config.seed)
+    totals: Any = empty_totals(agent, config, env.spec)
+    batch = replay.sample(config.sampled_batch_size, rng)
+
+    def update() -> None:
+        nonlocal state, totals
+        state, totals = call.update(state, totals, batch)
+        jax.block_until_ready(state)
+
+    return StepTimes(
+        environment=time_calls(step, seconds),
+        act=time_calls(lambda: int(call.act(state, replay.observation(), np.float32(0.01), 0, 0)), seconds),
+        sample=time_calls(lambda: replay.sample(config.sampled_batch_size, rng), seconds),
+        update=time_calls(update, seconds),
+    )

@@ -1,0 +1,100 @@
+"""The paper's probes on cases with a closed form."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from helpers import SMALL, make_agent, random_batch
+from isqn.analysis import probes
+from isqn.experiments.config import Config
+from isqn.networks import make_network
+
+
+def test_effective_rank():
+    assert probes.effective_rank(np.ones((2048, 512))) == 1
+    # singular values 99, 98, ..., 0 sum to 4950; the first 89 reach 4895 < 4900.5, the first 90 reach 4905
+    assert probes.effective_rank(np.diag(np.arange(100.0))) == 90
+    assert probes.effective_rank(np.eye(10)) == 10
+    assert probes.effective_rank(np.zeros((4, 4))) == 1
+
+
+def test_dormant_share():
+    layer = jnp.array([[0.0, 1.0, 0.0, 0.0], [0.0, 0.0, 2.0, 0.0]])  # units 0 and 3 are zero on both samples
+    assert probes.dormant_share([layer]) == 0.5
+    assert probes.dormant_share([layer, jnp.ones((2, 3, 3, 4))]) == 2 / 40
+
+
+def test_a_network_of_zeros_is_dormant():
+    network = make_network(SMALL, 1, Config(hidden_sizes=(6, 5)))
+    params, statistics = network.init(jax.random.key(0))
+    zeros = jax.tree.map(jnp.zeros_like, params)
+    units = network.units(zeros, statistics, jnp.ones((4, 3)))
+    assert [u.shape for u in units] == [(4, 6), (4, 5)]
+    assert probes.dormant_share(units) == 1.0
+
+
+def test_gradient_cosine_leaves_normalisation_out():
+    a = {"Dense": jnp.array([3.0, 4.0]), "LayerNorm_0": jnp.array([100.0])}
+    b = {"Dense": jnp.array([4.0, 3.0]), "LayerNorm_0": jnp.array([-100.0])}
+    assert probes.gradient_cosine(a, b) == pytest.approx(24 / 25)
+
+
+def observed_agent(**fields):
+    config, agent = make_agent(analysis=True, batch_size=8, **fields)
+    return config, agent, probes.observed(agent, config, SMALL)
+
+
+@pytest.mark.parametrize("scheme", ["target-based", "target-free", "iterated-shared"])
+def test_observing_does_not_change_learning(scheme):
+    _, agent, watched = observed_agent(scheme=scheme)
+    state, seen = agent.init(0), watched.init(0)
+    for i in range(3):
+        batch = random_batch(size=16, seed=i)
+        state, _ = jax.jit(agent.update)(state, jax.tree.map(lambda x: x[:8], batch))
+        seen, _ = jax.jit(watched.update)(seen, batch)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7), state.params, seen.params)
+
+
+def test_churn_of_a_target_that_is_a_copy_is_zero_and_of_a_moving_one_is_not():
+    batch = random_batch(size=16)
+    _, _, based = observed_agent(scheme="target-based")
+    _, metrics = jax.jit(based.update)(based.init(0), batch)
+    assert metrics["target_churn_train"] == metrics["target_churn_held_out"] == 0
+    for scheme in ("target-free", "iterated-shared"):
+        _, _, moving = observed_agent(scheme=scheme)
+        _, metrics = jax.jit(moving.update)(moving.init(0), batch)
+        assert metrics["target_churn_train"] > 0
+        assert metrics["target_churn_held_out"] > 0
+
+
+def test_churn_by_hand():
+    """Linear heads, one head, one action: y = discount * max Q(s'), before and after a step that is known."""
+    _, _, agent = observed_agent(scheme="target-free", hidden_sizes=())
+    state = agent.init(0)
+    batch = random_batch(size=16)
+    after, metrics = jax.jit(agent.update)(state, batch)
+
+    def target(params):
+        q = batch.next_obs[:8] @ params["heads"]["kernel"][0] + params["heads"]["bias"][0]
+        return batch.discount[:8] * q.max(-1)
+
+    expected = np.abs(target(state.params) - target(after.params)).mean()
+    assert metrics["target_churn_train"] == pytest.approx(float(expected), rel=1e-4)
+
+
+def test_right_after_a_refresh_the_shared_and_the_target_based_gradient_agree():
+    """K = 1: the frozen head is the old online head on the same features, so both targets are the same numbers."""
+    _, _, agent = observed_agent(scheme="iterated-shared")
+    state = agent.init(0)
+    for i in range(5):
+        state, _ = jax.jit(agent.update)(state, random_batch(size=16, seed=i))
+    state = jax.jit(agent.refresh)(state)
+    _, metrics = jax.jit(agent.update)(state, random_batch(size=16, seed=9))
+    assert metrics["gradient_cosine_own_tb"] == pytest.approx(1, abs=1e-5)
+    assert metrics["gradient_cosine_tf_tb"] == pytest.approx(1, abs=1e-5)
+    for i in range(50):
+        state, metrics = jax.jit(agent.update)(state, random_batch(size=16, seed=i))
+    assert metrics["gradient_cosine_own_tb"] < 1 - 1e-5
