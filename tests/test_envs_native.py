@@ -250,7 +250,7 @@ class Recorder:
 def test_asterix_is_the_original():
     """pgx is given the draws of the original."""
     module = import_module("pgx.minatar.asterix")
-    step = jax.jit(module._step_det)
+    step = jax.jit(lambda state, action, *draws: module._step_det(state, jnp.int32(action), *draws))
     observe = jax.jit(module._observe)
     ends, total = 0, 0
     for episode in range(12):
@@ -269,7 +269,7 @@ def test_asterix_is_the_original():
             if draws.drawn:
                 right, gold = draws.drawn[0] < 1 / 2, draws.drawn[1] < 1 / 3
                 slot = free[draws.drawn[2]] if free else 0
-            state = step(state, jnp.int32(action), right, gold, slot)
+            state = step(state, action, *map(np.asarray, (right, gold, slot)))
             np.testing.assert_array_equal(observe(state), obs)
             assert (float(state.rewards[0]), bool(state.terminated)) == (reward, terminated)
             total += int(reward)
@@ -304,7 +304,8 @@ def _play_seaquest(step: Any, episodes: int) -> tuple[int, int]:
             surfacings += game.ramp_index != ramp
             enemy = draws.drawn[:3] if enemy_due else [0.0, 0.0, 1]
             diver = draws.drawn[-2:] if diver_due else [0.0, 1]
-            state = step(state, action, enemy[0] < 1 / 2, enemy[1] < 1 / 3, enemy[2], diver[0] < 1 / 2, diver[1])
+            given = (enemy[0] < 1 / 2, enemy[1] < 1 / 3, int(enemy[2]), diver[0] < 1 / 2, int(diver[1]))
+            state = step(state, np.int32(action), *map(np.asarray, given))
             same = np.array_equal(state.observation, obs)
             if not same or (float(state.rewards[0]), bool(state.terminated)) != (reward, terminated):
                 break

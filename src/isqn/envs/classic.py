@@ -66,7 +66,7 @@ def _acrobot(state: Array, action: Array) -> tuple[Array, Array, Array]:
     angles = (state[:2] + np.pi) % (2 * np.pi) - np.pi
     velocities = jnp.clip(state[2:], -np.array([4, 9]) * np.pi, np.array([4, 9]) * np.pi)
     reached = -jnp.cos(angles[0]) - jnp.cos(angles[0] + angles[1]) > 1
-    return jnp.concatenate([angles, velocities]).astype(jnp.float32), jnp.where(reached, 0.0, -1.0), reached
+    return jnp.concatenate([angles, velocities]).astype(jnp.float32), jnp.where(reached, jnp.float32(0), -1), reached
 
 
 def _acrobot_rates(state: Array, torque: Array) -> Array:

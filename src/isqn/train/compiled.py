@@ -251,6 +251,7 @@ def train(
                 row_totals, row_updates, row_started, row_step = None, 0, now, step
             progress.show(step, last_return, last_loss)
 
+            stopping = should_stop()
             if step % config.steps_per_epoch == 0:
                 results = []
                 for index, count in enumerate(counts):
@@ -263,10 +264,10 @@ def train(
                 save()
                 saved_at = time.monotonic()
                 yield results
-            elif should_stop() or time.monotonic() - saved_at > 60 * config.checkpoint_minutes:
+            elif stopping or time.monotonic() - saved_at > 60 * config.checkpoint_minutes:
                 save()
                 saved_at = time.monotonic()
-            if should_stop() and step < config.num_epochs * config.steps_per_epoch:
+            if stopping and step < config.num_epochs * config.steps_per_epoch:
                 raise Interrupted(f"stopped at step {step:,}; go on with `isqn resume {run_dirs[0]}`")
     finally:
         for table in (*episodes, *metrics):

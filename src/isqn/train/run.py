@@ -16,7 +16,7 @@ from isqn.agents import q_learning
 from isqn.analysis.probes import observed
 from isqn.data.device_replay import DeviceReplay
 from isqn.data.replay import Memory, Replay, memory_needed
-from isqn.envs.adapter import make_environment
+from isqn.envs.adapter import Environment, make_environment
 from isqn.envs.native import has_native, make_native
 from isqn.experiments.config import Config, flag, read_toml
 from isqn.train import compiled, host, record, timing
@@ -103,7 +103,7 @@ def start(config: Config, run_dir: Path | None = None, *, overwrite: bool = Fals
         record.create_run(folder, config.replace(seed=config.seed + index, num_seeds=1), overwrite)
     for folder in folders:
         record.write_summary(folder, {"status": "running", "trained_with": _relative(folders, folder)})
-    _train(config, folders, quiet)
+    train(config, folders, quiet=quiet)
     return folders
 
 
@@ -124,7 +124,7 @@ def resume(run_dir: Path, *, quiet: bool = False) -> bool:
         return False
     folders = [run_dir / name for name in record.read_summary(run_dir).get("trained_with", ["."])]
     first = read_config(folders[0])
-    _train(first.replace(num_seeds=len(folders)) if len(folders) > 1 else config, folders, quiet)
+    train(first.replace(num_seeds=len(folders)) if len(folders) > 1 else config, folders, quiet=quiet)
     return True
 
 
@@ -139,17 +139,22 @@ def read_config(run_dir: Path) -> Config:
     return read_toml(run_dir / "config.toml")
 
 
-def _train(config: Config, folders: list[Path], quiet: bool) -> None:
+def train(config: Config, folders: list[Path], *, quiet: bool = False, env: Environment | None = None) -> None:
+    """Train what `folders` hold to the end, each from its newest checkpoint, by the loop that fits."""
     progress = Progress(config.total_timesteps, enabled=not quiet)
     with stop_on_signals() as should_stop:
-        if uses_compiled_loop(config):
+        if env is None and uses_compiled_loop(config):
             _train_compiled(config, folders, progress, should_stop)
         else:
-            _train_on_host(config, folders[0], progress, should_stop)
+            made = env or make_environment(config.env_id, protocol=config.protocol)
+            _train_on_host(config, folders[0], made, progress, should_stop)
+            if env is None:
+                made.close()
 
 
-def _train_on_host(config: Config, run_dir: Path, progress: Progress, should_stop: Callable[[], bool]) -> None:
-    env = make_environment(config.env_id, protocol=config.protocol)
+def _train_on_host(
+    config: Config, run_dir: Path, env: Environment, progress: Progress, should_stop: Callable[[], bool]
+) -> None:
     memory = memory_needed(env.spec, config.buffer_size, compresses(config, env.spec))
     require_memory(memory)
     progress.say(f"{config.label} on {env.spec.id} ({env.spec.protocol}), seed {config.seed}")
@@ -168,7 +173,6 @@ def _train_on_host(config: Config, run_dir: Path, progress: Progress, should_sto
     )
     for epoch in epochs:
         progress.say(_epoch_line(config, [epoch]))
-    env.close()
     finish()
 
 

@@ -1,0 +1,167 @@
+"""The package as an object: learn, predict, save, load."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import gymnasium as gym
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from isqn.data.files import DamagedFile
+from isqn.envs.adapter import Environment, make_environment
+from isqn.experiments.config import Config, read_toml, to_toml
+from isqn.experiments.presets import PRESETS, find_preset, preset_for
+from isqn.schemes import TargetScheme
+from isqn.train import checkpoint, record, run
+from isqn.train.evaluate import Episode, load_agent_state
+from isqn.train.evaluate import evaluate as play
+from isqn.types import EnvSpec, UserError
+
+
+class Model:
+    """An agent and how it is trained.
+
+    `env` is an environment id or a `gymnasium.Env`; `scheme` comes from `isqn.schemes`; every other field of
+    a `Config` can be given by name, on top of a preset (by default the one that fits the environment).
+    """
+
+    def __init__(
+        self,
+        algorithm: str = "dqn",
+        env: str | gym.Env[Any, Any] = "isqn/Chain-v0",
+        *,
+        scheme: TargetScheme | None = None,
+        preset: str = "auto",
+        **fields: Any,
+    ):
+        if algorithm != "dqn":
+            raise UserError(f"algorithm {algorithm!r} is not known; online agents are 'dqn', with a loss.")
+        self._env = None if isinstance(env, str) else make_environment(env)
+        env_id = self._env.spec.id if self._env else str(env)
+        settings = (PRESETS[preset_for(env_id)] if preset == "auto" else find_preset(preset)).fields
+        if scheme is not None:
+            fields |= {"scheme": scheme.name, "num_bellman_iterations": scheme.num_pairs}
+        if self._env:
+            fields["loop"] = "host"  # the object that was given is the environment to play
+        self._begin(Config(**{**settings, "env_id": env_id, **fields}))
+
+    def _begin(self, config: Config, spec: EnvSpec | None = None) -> None:
+        self.config = config
+        self.spec = spec or (self._env.spec if self._env else run.specification(config))
+        self._set_agent(config)
+        self.state = jax.jit(self._agent.init)(config.seed)
+        self.num_timesteps = 0
+        self._run_dir: Path | None = None
+        self._temporary: TemporaryDirectory[str] | None = None
+
+    def _set_agent(self, config: Config) -> None:
+        self._agent = run.make_agent(config, self.spec)
+        certain = run.make_agent(config.replace(acting_rule="mean", meta_gradient="none"), self.spec)
+        self._act = {False: jax.jit(jax.vmap(self._agent.act, in_axes=(None, 0, None, 0, None)))}
+        self._act[True] = jax.jit(jax.vmap(certain.act, in_axes=(None, 0, None, 0, None)))
+        self._draws = 0
+
+    def learn(
+        self, total_timesteps: int | None = None, *, run_dir: str | Path | None = None, quiet: bool = True
+    ) -> Model:
+        """Train for so many more steps, in whole epochs. The run folder is `run_dir`, or a temporary one."""
+        if self._run_dir is None:
+            if run_dir is None:
+                self._temporary = TemporaryDirectory(prefix="isqn-")
+                run_dir = Path(self._temporary.name) / "run"
+            self._run_dir = Path(run_dir)
+            if self.num_timesteps:
+                raise UserError(
+                    "A loaded model has no replay to go on with; resume its run with `isqn resume` instead."
+                )
+            total = total_timesteps or self.config.total_timesteps
+            self.config = self.config.replace(total_timesteps=total, epoch_steps=min(total, self.config.epoch_steps))
+            record.create_run(self._run_dir, self.config)
+        else:
+            if run_dir is not None and Path(run_dir) != self._run_dir:
+                raise UserError(f"This model learns in {self._run_dir}; it cannot go on in {run_dir}.")
+            more = total_timesteps or self.config.total_timesteps
+            self.config = self.config.replace(total_timesteps=self.config.total_timesteps + more)
+            record.replace_text(self._run_dir / "config.toml", to_toml(self.config))
+        run.train(self.config, [self._run_dir], quiet=quiet, env=self._env)
+        self.state, self.num_timesteps = load_agent_state(self._run_dir, self._agent)
+        return self
+
+    def predict(self, obs: Any, deterministic: bool = True) -> tuple[Any, None]:
+        """An action for an observation, or actions for a batch; the second value is there for SB3's loops.
+
+        Deterministic: the best action by the mean of the online heads. Otherwise as in training, at its
+        last epsilon. Where frames are stacked, an observation is the stack.
+        """
+        obs = np.asarray(obs, self.spec.frame_dtype)
+        size = int(np.prod(self.spec.obs_shape))
+        single = obs.size == size
+        if obs.size % size or (not single and obs.shape[0] != obs.size // size):
+            raise UserError(f"The observation has shape {obs.shape}; {self.spec.id} observes {self.spec.obs_shape}.")
+        batch = obs.reshape(-1, *self.spec.obs_shape)
+        epsilon = 0.0 if deterministic else self.config.epsilon_end
+        steps = self._draws + np.arange(len(batch))
+        self._draws += 0 if deterministic else len(batch)
+        actions = np.asarray(self._act[deterministic](self.state, batch, epsilon, steps, 0))
+        return (int(actions[0]) if single else actions), None
+
+    def save(self, path: str | Path) -> None:
+        """A folder: the configuration as TOML, the agent as safetensors, a manifest as JSON. No code in it."""
+        folder = Path(path)
+        folder.mkdir(parents=True, exist_ok=True)
+        manifest = {"kind": "model", "step": self.num_timesteps, "spec": asdict(self.spec)}
+        checkpoint.write(folder / "model", checkpoint.flatten({"agent": self.state}), manifest)
+        record.replace_text(folder / "config.toml", to_toml(self.config))
+
+    @classmethod
+    def load(cls, path: str | Path) -> Model:
+        """What `save` wrote, or the last checkpoint of a run folder."""
+        folder = Path(path)
+        if not (folder / "config.toml").is_file():
+            raise UserError(f"{folder} is neither a saved model nor a run: there is no config.toml in it.")
+        model = cls.__new__(cls)
+        model._env = None
+        config = read_toml(folder / "config.toml")
+        if not (folder / "model").is_dir():
+            model._begin(config)
+            model.state, model.num_timesteps = load_agent_state(folder, model._agent)
+            return model
+        try:
+            arrays, manifest = checkpoint.read(folder / "model")
+        except DamagedFile as error:
+            raise UserError(f"{folder} cannot be loaded: {error}") from None
+        spec = EnvSpec(**{**manifest["spec"], "frame_shape": tuple(manifest["spec"]["frame_shape"])})
+        model._begin(config, spec)
+        tree = checkpoint.unflatten({"agent": model.state}, arrays, folder)
+        model.state, model.num_timesteps = jax.tree.map(jnp.asarray, tree["agent"]), manifest["step"]
+        return model
+
+    def __repr__(self) -> str:
+        return f"Model({self.config.label!r}, {json.dumps(self.spec.id)}, {self.num_timesteps:,} steps)"
+
+
+def evaluate(
+    model: Model,
+    env: str | gym.Env[Any, Any] | None = None,
+    episodes: int = 10,
+    *,
+    seed: int = 100,
+    epsilon: float = 0.001,
+) -> list[Episode]:
+    """Play whole games with a model: seed, return and length of each."""
+    made: Environment = make_environment(env or model.config.env_id, protocol=model.config.protocol)
+    return play(
+        model._agent,
+        model.state,
+        made,
+        episodes=episodes,
+        seed=seed,
+        epsilon=epsilon,
+        max_episode_steps=model.config.max_episode_steps,
+    )

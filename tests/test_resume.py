@@ -1,0 +1,343 @@
+"""Resume is invisible: stopped or killed at any moment, a run ends with the bits of one that never was."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from isqn.cli import main
+from isqn.data.replay import Replay
+from isqn.experiments.config import Config
+from isqn.train import checkpoint, record, run
+from isqn.train.loop import Diverged, Interrupted
+
+HOST = Config(
+    env_id="isqn/Chain-v0",
+    loop="host",
+    scheme="iterated-shared",
+    num_bellman_iterations=2,
+    hidden_sizes=(8,),
+    total_timesteps=900,
+    epoch_steps=300,
+    log_period_steps=70,
+    learning_starts=50,
+    buffer_size=200,
+    update_period=3,
+    target_update_period=30,
+    num_steps_return=3,
+    epsilon_decay_steps=500,
+)
+COMPILED = HOST.replace(loop="compiled", log_period_steps=60, learning_starts=60)
+LOOPS = pytest.mark.parametrize("config", [HOST, COMPILED], ids=["host", "compiled"])
+CLOCKS = {"seconds", "steps_per_second", "memory_mb"}
+
+
+def final(run_dir: Path) -> dict:
+    """Everything that must not depend on interruptions: parameters, counters, replay, tables without clocks."""
+    step = checkpoint.steps(run_dir)[0]
+    arrays, manifest = checkpoint.read(checkpoint.folder_of(run_dir, step))
+    tables = {
+        name: [{k: v for k, v in row.items() if k not in CLOCKS} for row in record.read_table(run_dir / f"{name}.csv")]
+        for name in ("episodes", "metrics")
+    }
+    counters = {k: v for k, v in manifest["counters"].items() if k != "seconds"}
+    best = {path.name: checkpoint.read(path)[0] for path in run_dir.glob("best-*")}
+    return {
+        "arrays": arrays,
+        "best": best,
+        "counters": counters,
+        "tables": tables,
+        "rows": replay_rows(run_dir, manifest),
+    }
+
+
+def replay_rows(run_dir: Path, manifest: dict) -> dict:
+    """The replay itself, whatever files it is spread over."""
+    config = run.read_config(run_dir)
+    spec = run.specification(config)
+    if run.uses_compiled_loop(config):
+        from isqn.train.compiled import _load_rows
+
+        return _load_rows(run_dir / "replay", manifest["replay"]["files"], run.device_replay(config, spec))._asdict()
+    replay: Replay = run.replay_factory(config, spec)()
+    replay.restore(manifest["replay"], run_dir / "replay")
+    return replay.gather(replay.valid_starts())._asdict()
+
+
+def assert_same(left, right, path="run"):
+    if isinstance(left, dict):
+        assert left.keys() == right.keys(), path
+        for key in left:
+            assert_same(left[key], right[key], f"{path}/{key}")
+    elif isinstance(left, np.ndarray):
+        np.testing.assert_array_equal(left, right, err_msg=path)
+    else:
+        assert left == right, path
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The same runs, never interrupted."""
+    folders = {}
+    for config in (HOST, COMPILED):
+        folders[config.loop] = tmp_path_factory.mktemp("whole") / config.loop
+        run.start(config, folders[config.loop], quiet=True)
+    return folders
+
+
+def stop_after(monkeypatch, calls: int):
+    """Ask the loop to stop the so-many-th time that it looks."""
+    from contextlib import contextmanager
+
+    @contextmanager
+    def asked():
+        left = iter(range(calls))
+        yield lambda: next(left, None) is None
+
+    monkeypatch.setattr(run, "stop_on_signals", asked)
+
+
+@LOOPS
+def test_stopping_anywhere_changes_nothing(config, whole, tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    record.create_run(folder, config)
+    stops = 0
+    for calls in (1, 37, 2, 200, 11) if config.loop == "host" else (1, 3, 2):
+        stop_after(monkeypatch, calls)
+        with pytest.raises(Interrupted, match="go on with `isqn resume"):
+            run.resume(folder, quiet=True)
+        stops += 1
+    monkeypatch.undo()
+    assert run.resume(folder, quiet=True)
+    assert stops >= 3
+    assert_same(final(folder), final(whole[config.loop]))
+    assert record.read_summary(folder)["epoch_returns"] == record.read_summary(whole[config.loop])["epoch_returns"]
+
+
+@LOOPS
+def test_two_runs_of_one_seed_are_the_same_and_two_seeds_are_not(config, whole, tmp_path):
+    run.start(config, tmp_path / "again", quiet=True)
+    assert_same(final(tmp_path / "again"), final(whole[config.loop]))
+    run.start(config.replace(seed=1), tmp_path / "other", quiet=True)
+    ours, theirs = final(whole[config.loop])["arrays"], final(tmp_path / "other")["arrays"]
+    kernel = "agent.params.torso.Dense_0.kernel"
+    assert (ours[kernel] != theirs[kernel]).any()
+
+
+@LOOPS
+def test_a_damaged_checkpoint_is_passed_over_with_a_warning(config, whole, tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    record.create_run(folder, config)
+    stop_after(monkeypatch, 500 if config.loop == "host" else 6)
+    with pytest.raises(Interrupted):
+        run.resume(folder, quiet=True)
+    monkeypatch.undo()
+    newest, before = checkpoint.steps(folder)
+    state = checkpoint.folder_of(folder, newest) / "state.safetensors"
+    content = bytearray(state.read_bytes())
+    content[len(content) // 2] ^= 1
+    state.write_bytes(content)
+    with pytest.warns(UserWarning, match=r"damaged checkpoint.*state.safetensors does not match its checksum"):
+        run.resume(folder, quiet=True)
+    assert before < newest
+    assert_same(final(folder), final(whole[config.loop]))
+
+
+def test_a_missing_replay_file_is_a_damaged_checkpoint(whole, tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    record.create_run(folder, HOST)
+    stop_after(monkeypatch, 500)
+    with pytest.raises(Interrupted):
+        run.resume(folder, quiet=True)
+    monkeypatch.undo()
+    newest, before = (
+        checkpoint.read_manifest(checkpoint.folder_of(folder, s))["replay"]["files"] for s in checkpoint.steps(folder)
+    )
+    only_newest = {f["name"] for f in newest} - {f["name"] for f in before}
+    (folder / "replay" / only_newest.pop()).unlink()
+    with pytest.warns(UserWarning, match="is missing"):
+        run.resume(folder, quiet=True)
+    assert_same(final(folder), final(whole["host"]))
+
+
+@LOOPS
+def test_only_two_checkpoints_and_one_best_are_kept(config, whole):
+    folder = whole[config.loop]
+    assert len(checkpoint.steps(folder)) == 2
+    assert len(list(folder.glob("best-*"))) == 1
+    named = set()
+    for step in checkpoint.steps(folder):
+        named |= {f["name"] for f in checkpoint.read_manifest(checkpoint.folder_of(folder, step))["replay"]["files"]}
+    assert {p.name for p in (folder / "replay").iterdir()} == named
+
+
+@LOOPS
+def test_a_number_that_is_not_finite_stops_the_run_at_the_last_good_checkpoint(config, tmp_path):
+    folder = tmp_path / "run"
+    run.start(config.replace(total_timesteps=300), folder, quiet=True)
+    good = checkpoint.steps(folder)[0]
+    hopeless = config.replace(total_timesteps=600, learning_rate=1e38, adam_epsilon=0.0)
+    record.replace_text(folder / "config.toml", record.to_toml(hopeless))
+    record.write_summary(folder, {"status": "running"})
+    with pytest.raises(
+        Diverged, match=rf"stopped being a finite number before step .*; the last good checkpoint is at step {good}"
+    ):
+        run.resume(folder, quiet=True)
+    assert checkpoint.steps(folder)[0] == good
+
+
+def command(*words: str) -> list[str]:
+    return [sys.executable, "-m", "isqn.cli", *words]
+
+
+def start_process(*words: str) -> subprocess.Popen:
+    return subprocess.Popen(command(*words), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def wait_for(condition, process, seconds=120):
+    deadline = time.monotonic() + seconds
+    while not condition() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+
+def test_sigterm_saves_and_exits_with_75(tmp_path):
+    folder = tmp_path / "run"
+    record.create_run(folder, HOST.replace(total_timesteps=10**7, epoch_steps=10**6))
+    process = start_process("resume", str(folder))
+    wait_for(lambda: (folder / "metrics.csv").exists() and len(record.read_table(folder / "metrics.csv")) > 2, process)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 75, err
+    assert "go on with `isqn resume" in err
+    assert checkpoint.steps(folder)[0] > 140
+
+
+def kill_until_done(folder: Path, rng: np.random.Generator, longest: float, most: int) -> int:
+    """Resume, kill -9 after a random time, again and again; then let it finish."""
+    kills = 0
+    for _ in range(most):
+        process = start_process("resume", str(folder))
+        time.sleep(rng.uniform(0, longest))
+        if process.poll() is None:
+            os.kill(process.pid, signal.SIGKILL)
+            kills += 1
+        process.communicate()
+        if record.run_state(folder) == "finished":
+            break
+    subprocess.run(command("resume", str(folder)), check=True, capture_output=True)
+    return kills
+
+
+@pytest.mark.slow
+@LOOPS
+def test_kill_at_random_moments(config, whole, tmp_path):
+    """Long enough to be hit while learning and while saving: a checkpoint after every step (host) or stretch."""
+    folder, reference = tmp_path / "run", tmp_path / "reference"
+    busy = config.replace(checkpoint_minutes=0.0, total_timesteps=1800)
+    run.start(busy, reference, quiet=True)
+    record.create_run(folder, busy)
+    kills = kill_until_done(folder, np.random.default_rng(0), longest=20, most=15)
+    assert kills >= 3
+    assert_same(final(folder), final(reference))
+
+
+def test_killed_while_a_checkpoint_is_written(whole, tmp_path, monkeypatch):
+    """Every point between the first byte and the rename, in turn: what is there afterwards is whole."""
+    folder = tmp_path / "run"
+    record.create_run(folder, HOST)
+
+    class Killed(BaseException):
+        pass
+
+    real = {"rename": os.rename, "save_file": checkpoint.save_file, "flush": checkpoint._flush}
+
+    def dying(name):
+        def die(*args, **kwargs):
+            if name == "flush":
+                real["flush"](*args, **kwargs)
+            elif name == "save_file":
+                Path(args[1]).write_bytes(b"half a file")
+            raise Killed
+
+        return die
+
+    for place in ("save_file", "flush", "rename"):
+        target = os if place == "rename" else checkpoint
+        monkeypatch.setattr(target, "_flush" if place == "flush" else place, dying(place))
+        stop_after(monkeypatch, 150)
+        with pytest.raises(Killed):
+            run.resume(folder, quiet=True)
+        monkeypatch.undo()
+        stop_after(monkeypatch, 100)
+        with pytest.raises(Interrupted):
+            run.resume(folder, quiet=True)
+        monkeypatch.undo()
+    run.resume(folder, quiet=True)
+    assert_same(final(folder), final(whole["host"]))
+
+
+def test_train_on_a_folder_that_holds_a_run_says_so(whole, capsys):
+    folder = str(whole["host"])
+    assert main(["train", "dqn", "--run-dir", folder]) == 1
+    assert f"{folder} holds a finished run; choose another --run-dir" in capsys.readouterr().err
+    assert main(["resume", folder]) == 0
+    assert "had finished; nothing to do" in capsys.readouterr().err
+
+
+def test_an_environment_that_is_not_reproducible_is_refused_on_resume(tmp_path, monkeypatch):
+    import gymnasium as gym
+
+    class Unseeded(gym.Env):
+        observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
+        action_space = gym.spaces.Discrete(2)
+        drawn = np.random.default_rng()
+
+        def reset(self, *, seed=None, options=None):
+            return self.drawn.uniform(-1, 1, 2).astype(np.float32), {}
+
+        def step(self, action):
+            return self.drawn.uniform(-1, 1, 2).astype(np.float32), 0.0, False, False, {}
+
+    from isqn.envs.adapter import make_environment
+    from isqn.types import UserError
+
+    folder, env = tmp_path / "run", make_environment(Unseeded())
+    config = HOST.replace(env_id=env.spec.id)
+    record.create_run(folder, config)
+    stop_after(monkeypatch, 20)
+    with pytest.raises(Interrupted):
+        run.train(config, [folder], quiet=True, env=env)
+    monkeypatch.undo()
+    with pytest.raises(UserError, match="under the same seed and actions it shows another observation"):
+        run.train(config, [folder], quiet=True, env=make_environment(Unseeded()))
+
+
+def test_the_tables_have_the_columns_that_are_documented(whole):
+    for folder in whole.values():
+        assert (folder / "episodes.csv").read_text().split("\n")[0] == "epoch,episode,step,frame,return,length,seconds"
+        assert (folder / "metrics.csv").read_text().split("\n")[0] == (
+            "step,frame,updates,epsilon,loss,q_value,steps_per_second,memory_mb,seconds"
+        )
+
+
+def test_a_last_line_cut_short_is_left_out(tmp_path):
+    path = tmp_path / "episodes.csv"
+    path.write_text("step,return\n1,2\n3,4")
+    assert record.read_table(path) == [{"step": "1", "return": "2"}]
+
+
+def test_a_summary_says_what_ran(whole):
+    summary = json.loads((whole["host"] / "summary.json").read_text())
+    assert summary["status"] == "finished"
+    assert summary["label"] == "iS-DQN K=2"
+    assert summary["seed"] == 0
+    assert len(summary["epoch_returns"]) == 3
+    assert summary["versions"]["jax"]
