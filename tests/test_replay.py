@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from isqn.data.replay import DamagedFile, Replay, files_needed, memory_needed
+from isqn.data.files import DamagedFile, files_needed
+from isqn.data.replay import Replay, memory_needed
 from isqn.types import EnvSpec, Transition, UserError
 
 DISCOUNT = 0.9

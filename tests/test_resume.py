@@ -257,21 +257,21 @@ def test_killed_while_a_checkpoint_is_written(whole, tmp_path, monkeypatch):
     class Killed(BaseException):
         pass
 
-    real = {"rename": os.rename, "save_file": checkpoint.save_file, "flush": checkpoint._flush}
+    real = {"rename": os.rename, "save_file": checkpoint.save_file, "sync": checkpoint.sync}
 
     def dying(name):
         def die(*args, **kwargs):
-            if name == "flush":
-                real["flush"](*args, **kwargs)
+            if name == "sync":
+                real["sync"](*args, **kwargs)
             elif name == "save_file":
                 Path(args[1]).write_bytes(b"half a file")
             raise Killed
 
         return die
 
-    for place in ("save_file", "flush", "rename"):
+    for place in ("save_file", "sync", "rename"):
         target = os if place == "rename" else checkpoint
-        monkeypatch.setattr(target, "_flush" if place == "flush" else place, dying(place))
+        monkeypatch.setattr(target, place, dying(place))
         stop_after(monkeypatch, 150)
         with pytest.raises(Killed):
             run.resume(folder, quiet=True)

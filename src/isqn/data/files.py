@@ -39,14 +39,14 @@ def read_file(folder: Path, file: Description) -> bytes:
     return content
 
 
-def sync_folder(folder: Path) -> None:
-    """Make new names themselves safe from a power cut; Windows has no such call and needs none."""
+def sync(path: Path) -> None:
+    """Make a file, or the names in a folder, safe from a power cut; Windows opens no folder and needs none."""
     if os.name == "posix":
-        handle = os.open(folder, os.O_RDONLY)
+        handle = os.open(path, os.O_RDONLY)
         os.fsync(handle)
         os.close(handle)
 
 
-def files_needed(description: Description) -> set[str]:
+def files_needed(description: Description) -> list[str]:
     """Names, within its folder, of the files that a description refers to."""
-    return {file["name"] for file in description["files"]}
+    return [file["name"] for file in description["files"]]

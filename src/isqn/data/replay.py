@@ -11,10 +11,8 @@ are compressed in blocks of a few, each frame as its difference from the one bef
 
 from __future__ import annotations
 
-import os
 import sys
 from dataclasses import dataclass
-from hashlib import sha256
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -24,10 +22,10 @@ import safetensors.numpy
 import zstandard
 from numpy.typing import NDArray
 
+from isqn.data.files import Description, read_file, sync, write_file
 from isqn.types import EnvSpec, Transition, UserError
 
 Array = NDArray[Any]
-Description = dict[str, Any]
 
 # A sample decodes one or two blocks. 16 frames in a block need 19 % less memory and take a third more time.
 BLOCK_ROWS = 8
@@ -37,10 +35,6 @@ COMPRESSED_SHARE = 0.0325  # of the raw bytes: the mean of 15 Atari games, resul
 
 # What a row is to its episode.
 INSIDE, TRUNCATED, TERMINATED = 0, 1, 2
-
-
-class DamagedFile(Exception):
-    """A file of a checkpoint is missing or is not what was written."""
 
 
 @dataclass(frozen=True)
@@ -279,11 +273,12 @@ class Replay:
             for number in live:
                 file = self._saved.get(number)
                 if file is None or not (folder / file["name"]).exists():
-                    file = _write(folder, number, safetensors.numpy.save(self._segment(number)))
+                    content = safetensors.numpy.save(self._segment(number))
+                    file = {**write_file(folder, f"replay-{number:06d}", content), "segment": number}
                 if number != last:
                     self._saved[number] = file
                 files.append(file)
-            _sync_folder(folder)
+            sync(folder)
         return {**self._identity(), "total_rows": self._total, "files": files}
 
     def restore(self, description: Description, folder: Path) -> None:
@@ -298,7 +293,7 @@ class Replay:
                 raise UserError(f"The saved replay's {name} is {description.get(name)}, this run's is {mine}.")
         total, rows = description["total_rows"], self._layout.segment_rows
         for file in description["files"]:
-            arrays = safetensors.numpy.load(_read(folder, file))
+            arrays = safetensors.numpy.load(read_file(folder, file))
             slots = self._slot(np.arange(len(arrays["ends"])) + file["segment"] * rows)
             self._actions[slots] = arrays["actions"]
             self._rewards[slots] = arrays["rewards"]
@@ -329,11 +324,6 @@ class Replay:
             "frame_stack": self.spec.frame_stack,
             "num_actions": self.spec.num_actions,
         }
-
-
-def files_needed(description: Description) -> list[str]:
-    """Names, within its folder, of the files that a description refers to."""
-    return [file["name"] for file in description["files"]]
 
 
 @dataclass(frozen=True)
@@ -480,35 +470,3 @@ def _action_dtype(spec: EnvSpec) -> np.dtype[Any]:
 
 def _megabytes(num_bytes: int) -> str:
     return f"{num_bytes / 1e9:.2f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.1f} MB"
-
-
-def _write(folder: Path, number: int, content: bytes) -> Description:
-    checksum = sha256(content).hexdigest()
-    name = f"replay-{number:06d}-{checksum[:16]}.safetensors"
-    path = folder / name
-    if not path.exists():
-        unfinished = path.with_suffix(".unfinished")
-        with unfinished.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.replace(path)
-    return {"name": name, "segment": number, "bytes": len(content), "sha256": checksum}
-
-
-def _read(folder: Path, file: Description) -> bytes:
-    path = folder / file["name"]
-    if not path.exists():
-        raise DamagedFile(f"{path} is missing.")
-    content = path.read_bytes()
-    if len(content) != file["bytes"] or sha256(content).hexdigest() != file["sha256"]:
-        raise DamagedFile(f"{path} is not what was written: its checksum differs.")
-    return content
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make the new names themselves safe from a power cut; Windows has no such call and needs none."""
-    if os.name == "posix":
-        handle = os.open(folder, os.O_RDONLY)
-        os.fsync(handle)
-        os.close(handle)

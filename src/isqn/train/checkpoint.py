@@ -20,7 +20,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from isqn.data.replay import DamagedFile, files_needed
+from isqn.data.files import DamagedFile, files_needed, sync
 from isqn.types import UserError
 
 FORMAT = 1
@@ -63,11 +63,11 @@ def write(folder: Path, arrays: dict[str, np.ndarray], manifest: dict[str, Any])
     (aside / "manifest.json").write_text(
         json.dumps({"sha256": hashlib.sha256(text.encode()).hexdigest(), "manifest": text})
     )
-    for path in aside.iterdir():
-        _flush(path)
+    for path in (*aside.iterdir(), aside):
+        sync(path)
     shutil.rmtree(folder, ignore_errors=True)
     os.rename(aside, folder)
-    _flush(folder.parent)
+    sync(folder.parent)
 
 
 def read(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
@@ -145,11 +145,3 @@ def drop_after(run_dir: Path, step: int) -> None:
 def _digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _flush(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -21,7 +21,7 @@ import safetensors.numpy
 from isqn.agents.q_learning import Agent, AgentState
 from isqn.analysis.probes import FEATURE_PROBES, probe_features
 from isqn.data.device_replay import DeviceReplay, Rows
-from isqn.data.files import DamagedFile, Description, read_file, sync_folder, write_file
+from isqn.data.files import DamagedFile, Description, read_file, sync, write_file
 from isqn.envs.native import NativeEnvironment
 from isqn.experiments.config import Config, flag
 from isqn.keys import device_key
@@ -321,7 +321,7 @@ def _save_rows(folder: Path, rows: Rows, files: list[Description], step: int, ca
         places = np.arange(since, step) % capacity
         content = safetensors.numpy.save({name: ring[places] for name, ring in rows._asdict().items()})
         files = [*files, {**write_file(folder, f"rows-{step:012d}", content), "since": since, "until": step}]
-        sync_folder(folder)
+        sync(folder)
     return [file for file in files if file["until"] > step - capacity]
 
 

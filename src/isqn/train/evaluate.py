@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from isqn.agents.q_learning import Agent, AgentState
-from isqn.data.replay import DamagedFile
+from isqn.data.files import DamagedFile
 from isqn.envs.adapter import Environment
 from isqn.keys import episode_seed
 from isqn.train import checkpoint

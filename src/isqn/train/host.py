@@ -18,7 +18,8 @@ import numpy as np
 
 from isqn.agents.q_learning import Agent
 from isqn.analysis.probes import FEATURE_PROBES, probe_features
-from isqn.data.replay import DamagedFile, Replay
+from isqn.data.files import DamagedFile
+from isqn.data.replay import Replay
 from isqn.envs.adapter import Environment
 from isqn.experiments.config import Config
 from isqn.keys import episode_seed, host_generator
