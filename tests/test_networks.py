@@ -9,6 +9,7 @@ import pytest
 
 from isqn.experiments.config import Config
 from isqn.networks import make_network, torso_name
+from isqn.networks.layers import PatchConv
 from isqn.types import EnvSpec, UserError
 
 ATARI = EnvSpec("ALE/Asterix-v5", "machado2018-v1", (84, 84, 1), "uint8", 9, frame_stack=4, frames_per_step=4)
@@ -60,6 +61,16 @@ def test_image_torsos_run(torso, layer_norm, batch_norm):
     assert bool(jax.tree.leaves(statistics)) == batch_norm
     if batch_norm:
         assert any((a != b).any() for a, b in zip(jax.tree.leaves(statistics), jax.tree.leaves(changed), strict=True))
+
+
+def test_a_convolution_as_a_product_of_patches_is_a_convolution():
+    x = jax.random.normal(jax.random.key(0), (5, 10, 10, 4))
+    layer = PatchConv(16, 3)
+    variables = layer.init(jax.random.key(1), x)
+    kernel, bias = variables["params"]["kernel"], variables["params"]["bias"] + 0.5
+    numbers = ("NHWC", "HWIO", "NHWC")
+    expected = jax.lax.conv_general_dilated(x, kernel, (1, 1), "VALID", dimension_numbers=numbers) + bias
+    np.testing.assert_allclose(layer.apply({"params": {"kernel": kernel, "bias": bias}}, x), expected, atol=1e-5)
 
 
 def test_units_are_in_the_order_of_the_network():

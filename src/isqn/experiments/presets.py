@@ -57,7 +57,7 @@ PRESETS: dict[str, Preset] = {
             "total_timesteps": 10_000,
         },
     ),
-    # Ours: MinAtar's published settings (Young & Tian 2019) with Adam.
+    # Ours: the sizes of Young & Tian 2019, the paper's update period and schedule in proportion.
     "minatar": Preset(
         "MinAtar in the compiled loop",
         {
@@ -65,7 +65,8 @@ PRESETS: dict[str, Preset] = {
             "buffer_size": 100_000,
             "learning_starts": 5_000,
             "epsilon_decay_steps": 100_000,
-            "epsilon_end": 0.1,
+            "epsilon_end": 0.01,
+            "update_period": 4,
             "target_update_period": 1_000,
             "learning_rate": 2.5e-4,
             "epoch_steps": 25_000,
@@ -84,7 +85,7 @@ PRESETS: dict[str, Preset] = {
             "target_update_period": 200,
             "learning_rate": 1e-3,
             "epoch_steps": 10_000,
-            "log_period_steps": 2_000,
+            "log_period_steps": 1_000,
             "total_timesteps": 200_000,
         },
     ),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import flax.linen as nn
 import jax.numpy as jnp
 
-from isqn.networks.layers import Conv, LayerNorm
+from isqn.networks.layers import Conv, LayerNorm, PatchConv
 from isqn.types import Array
 
 
@@ -94,7 +94,7 @@ class MinAtarCNN(nn.Module):
     @nn.compact
     def __call__(self, x: Array, train: bool) -> Array:
         x = Input(self.style)(x, train)
-        x = Conv(16, 3, dtype=self.style.dtype, padding="VALID")(x)
+        x = PatchConv(16, 3, dtype=self.style.dtype)(x)
         x = Activation(self.style, flatten=True)(x, train)
         return _hidden(self.style, 128, x, train)
 
