@@ -89,9 +89,8 @@ def collect(problem: str, out: Path) -> None:
         for label, values in curves.items():
             last = values[:, -3:].mean(axis=1)
             per_seed = ", ".join(f"{v:.1f}" for v in values.mean(axis=1))
-            print(
-                f"  {label:12s} mean over training {values.mean():8.2f} (seeds {per_seed})   last three epochs {last.mean():8.2f}"
-            )
+            print(f"  {label:12s} mean over training {values.mean():8.2f}, of its last three epochs {last.mean():8.2f}")
+            print(f"  {'':12s} seeds {per_seed}")
 
 
 if __name__ == "__main__":

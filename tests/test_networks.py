@@ -9,7 +9,7 @@ import pytest
 
 from isqn.experiments.config import Config
 from isqn.networks import make_network, torso_name
-from isqn.networks.layers import PatchConv
+from isqn.networks.layers import PatchConv, layer_norm
 from isqn.types import EnvSpec, UserError
 
 ATARI = EnvSpec("ALE/Asterix-v5", "machado2018-v1", (84, 84, 1), "uint8", 9, frame_stack=4, frames_per_step=4)
@@ -73,6 +73,23 @@ def test_a_convolution_as_a_product_of_patches_is_a_convolution():
     np.testing.assert_allclose(layer.apply({"params": {"kernel": kernel, "bias": bias}}, x), expected, atol=1e-5)
 
 
+def test_layer_norm_is_flaxs_with_its_gradient():
+    import flax.linen as nn
+
+    x = 2 + 3 * jax.random.normal(jax.random.key(0), (4, 5, 6, 32))
+    scale, bias = jax.random.normal(jax.random.key(1), (2, 32))
+    cotangent = jax.random.normal(jax.random.key(2), x.shape)
+
+    def flax_norm(x, scale, bias):
+        return nn.LayerNorm().apply({"params": {"scale": scale, "bias": bias}}, x)
+
+    ours, our_gradient = jax.vjp(layer_norm, x, scale, bias)
+    theirs, their_gradient = jax.vjp(flax_norm, x, scale, bias)
+    np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
+    for a, b in zip(our_gradient(cotangent), their_gradient(cotangent), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
 def test_units_are_in_the_order_of_the_network():
     network = make_network(ATARI, 1, Config(torso="impala"))
     params, statistics = network.init(jax.random.key(0))
@@ -111,8 +128,9 @@ def test_bfloat16_computes_in_bfloat16_and_keeps_parameters_and_values_in_float3
     np.testing.assert_array_equal(q, q.astype(jnp.bfloat16).astype(jnp.float32))  # rounded on the way
     program = str(jax.make_jaxpr(lambda p: network.apply(p, statistics, obs)[0])(params))
     products = [line for line in program.splitlines() if "conv_general_dilated[" in line or "dot_general[" in line]
-    assert len(products) >= 5
-    assert all("bf16" in line.split("=")[0] for line in products)
+    rounded = [line for line in products if "bf16" in line.split("=")[0]]
+    assert len(rounded) == 5  # three convolutions, the hidden layer, the heads
+    assert len(products) - len(rounded) == 2 * 4  # the two sums of each LayerNorm, in float32
     grads = jax.grad(lambda p: network.apply(p, statistics, obs)[0].sum())(params)
     assert {leaf.dtype for leaf in jax.tree.leaves(grads)} == {jnp.dtype("float32")}
 

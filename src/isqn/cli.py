@@ -5,18 +5,21 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, is_dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TextIO, get_args, get_origin, get_type_hints
 
 import tyro
 
 from isqn import __version__
-from isqn.experiments.config import Config, read_toml
-from isqn.experiments.presets import PRESETS, find_preset, preset_for
+from isqn.experiments.config import MOST_SEED, Config, nearest, read_toml
+from isqn.experiments.presets import PRESETS, preset_config, preset_for
 from isqn.types import UserError
 
+USAGE = 2
 INTERRUPTED = 75  # EX_TEMPFAIL: saved, can be resumed; schedulers may requeue on it
 
 WELCOME = f"""\
@@ -25,6 +28,10 @@ isqn {__version__}: deep value-based reinforcement learning without the second n
   isqn train dqn --env-id MinAtar/Breakout  a game, in minutes
   isqn COMMAND --help                       train, resume, eval, probe, cost, list, doctor
 The method in ten minutes: src/isqn/schemes.py and src/isqn/losses.py."""
+
+
+class UsageError(UserError):
+    """A command line that cannot be read."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +55,7 @@ def train(argv: list[str]) -> int:
     if argv and not argv[0].startswith("-"):
         algorithm, *argv = argv
         if algorithm != "dqn":
-            raise UserError(
+            raise UsageError(
                 f"`isqn train {algorithm}` is not known; online agents are trained by `isqn train dqn --loss ...`."
             )
     base, source = _base_config(argv)
@@ -59,9 +66,27 @@ def train(argv: list[str]) -> int:
         print(f"settings: {source}", file=sys.stderr)
     folders = run.start(args.config, args.run_dir, overwrite=args.overwrite, quiet=args.quiet)
     if not args.quiet:
+        _print_known_values(folders[0])
         for folder in folders:
             print(folder)
     return 0
+
+
+def _print_known_values(run_dir: Path) -> None:
+    from isqn.train.probe import known_values
+
+    known = known_values(run_dir)
+    if known is None:
+        return
+    actions = range(known.true.shape[1])
+    rows = [
+        (str(state), *(f"{q[action]:.3f}" for action in actions for q in (learned, true)))
+        for state, learned, true in zip(*known, strict=True)
+    ]
+    header = ("state", *(name for action in actions for name in (f"Q(s,{action})", f"Q*(s,{action})")))
+    print("learned and true values:", file=sys.stderr)
+    _table(header, rows, sys.stderr)
+    print(f"the largest difference is {abs(known.learned - known.true).max():.3f}", file=sys.stderr)
 
 
 def _base_config(argv: list[str]) -> tuple[Config, str]:
@@ -69,14 +94,13 @@ def _base_config(argv: list[str]) -> tuple[Config, str]:
     preset, file, env_id = (_peek(argv, name) for name in ("--preset", "--config", "--env-id"))
     if file:
         if preset:
-            raise UserError("--config and --preset both say where to start from; give one of them.")
+            raise UsageError("--config and --preset both say where to start from; give one of them.")
         return read_toml(Path(file)), file
     if preset and preset != "auto":
-        return Config(**find_preset(preset).fields), f"preset {preset}"
+        return preset_config(preset), f"preset {preset}"
     name = preset_for(env_id or Config.env_id)
-    return Config(
-        **{**PRESETS[name].fields, "env_id": env_id or Config.env_id}
-    ), f"preset {name}, chosen by the environment"
+    config = preset_config(name).replace(env_id=env_id or Config.env_id)
+    return config, f"preset {name}, chosen by the environment"
 
 
 def _peek(argv: list[str], name: str) -> str | None:
@@ -133,6 +157,7 @@ def evaluate(argv: list[str]) -> int:
         raise UserError(f"--episodes is {args.episodes}; it must be at least 1.")
     if not 0 <= args.epsilon <= 1:
         raise UserError(f"--epsilon is {args.epsilon}; it must be between 0 and 1.")
+    _require_seed(args.seed)
     import numpy as np
 
     from isqn.envs.adapter import make_environment
@@ -190,8 +215,8 @@ class Probe:
     """Look at what a trained network represents and how its targets move (the paper's analysis)."""
 
     run_dir: tyro.conf.Positional[Path]
-    metric: tuple[Literal[METRICS], ...] = METRICS  # type: ignore[valid-type]
-    """What to compute."""
+    metric: tuple[str, ...] = METRICS
+    """What to compute: effective-rank, dormant, target-churn, gradient-cosine."""
     which: Literal["last", "best"] = "last"
     """The newest checkpoint, or that of the best epoch."""
     samples: int = 2048
@@ -209,6 +234,9 @@ def probe(argv: list[str]) -> int:
     for name in ("samples", "updates"):
         if getattr(args, name) < 1:
             raise UserError(f"--{name} is {getattr(args, name)}; it must be at least 1.")
+    for metric in args.metric:
+        _require_choice("--metric", metric, METRICS)
+    _require_seed(args.seed)
     from isqn.train.probe import probe_run
 
     found = probe_run(args.run_dir, args.metric, args.which, args.samples, args.updates, args.seed)
@@ -224,7 +252,8 @@ def probe(argv: list[str]) -> int:
 class Cost:
     """Parameters, FLOPs of an update and bytes of every scheme under a preset, without training."""
 
-    preset: tyro.conf.Positional[Literal[tuple(PRESETS)]] = "atari-cnn-ln"  # type: ignore[valid-type]
+    preset: tyro.conf.Positional[str] = "atari-cnn-ln"
+    """Whose network, batch and replay (`isqn list presets`)."""
     game: str | None = None
     """An Atari game, such as Asterix, instead of the preset's."""
     json: bool = False
@@ -237,7 +266,7 @@ def cost(argv: list[str]) -> int:
     from isqn.analysis.cost import cost as cost_of
     from isqn.train.run import replay_bytes, specification
 
-    config = Config(**PRESETS[args.preset].fields)
+    config = preset_config(args.preset)
     if args.game:
         config = config.replace(env_id=f"ALE/{args.game}-v5")
     spec = specification(config)
@@ -271,7 +300,7 @@ def cost(argv: list[str]) -> int:
 class Doctor:
     """Versions, devices, and how long each part of a step takes here under a preset."""
 
-    preset: Literal[tuple(PRESETS)] = "atari-cnn-ln"  # type: ignore[valid-type]
+    preset: str = "atari-cnn-ln"
     """Whose parts to time."""
     json: bool = False
     """Print one JSON object."""
@@ -281,7 +310,7 @@ def doctor(argv: list[str]) -> int:
     args = _parse(Doctor, argv, "isqn doctor")
     from isqn.train.doctor import examine
 
-    found = examine(Config(**PRESETS[args.preset].fields))
+    found = examine(preset_config(args.preset))
     if args.json:
         print(json.dumps({"preset": args.preset, **found}))
         return 0
@@ -301,17 +330,23 @@ def doctor(argv: list[str]) -> int:
     return 0
 
 
+LISTS = ("envs", "presets", "schemes", "losses")
+
+
 @dataclass(frozen=True)
 class List:
     """What there is."""
 
-    what: tyro.conf.Positional[Literal["envs", "presets", "schemes", "losses"]]
+    what: tyro.conf.Positional[str]
+    """envs, presets, schemes or losses."""
     json: bool = False
     """Print JSON."""
 
 
 def list_things(argv: list[str]) -> int:
     args = _parse(List, argv, "isqn list")
+    if args.what not in LISTS:
+        raise UsageError(f"`isqn list {args.what}` is not known; {nearest(args.what, LISTS)}")
     rows = _listing(args.what)
     if args.json:
         print(json.dumps(rows))
@@ -320,7 +355,7 @@ def list_things(argv: list[str]) -> int:
     return 0
 
 
-def _table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
+def _table(header: tuple[str, ...], rows: list[tuple[str, ...]], file: TextIO | None = None) -> None:
     """Columns as wide as they must be; numbers to the right."""
     lines = [header, *rows] if header else rows
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
@@ -329,7 +364,7 @@ def _table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
             cell.rjust(width) if header and column else cell.ljust(width)
             for column, (cell, width) in enumerate(zip(line, widths, strict=True))
         ]
-        print("  ".join(cells).rstrip())
+        print("  ".join(cells).rstrip(), file=file)
 
 
 def _listing(what: str) -> list[dict[str, str]]:
@@ -369,18 +404,75 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
 
 
 def _parse(kind: Any, argv: list[str], prog: str, default: Any = None) -> Any:
+    """A flag or a choice that is not known is answered with the nearest one; the rest is tyro's."""
+    options = _options(kind)
+    for word, following in zip(argv, [*argv[1:], ""], strict=True):
+        name, equals, value = word.partition("=")
+        name = name.replace("_", "-")
+        if not name.startswith("--") or name == "--help":
+            continue
+        if name not in options:
+            raise UsageError(f"`{prog}` has no flag {name}; {nearest(name, options, f'`{prog} --help` lists them.')}")
+        if options[name]:
+            _require_choice(name, value if equals else following, options[name])
     extra = {} if default is None else {"default": default}
     return tyro.cli(kind, args=argv, prog=prog, description=kind.__doc__, **extra)
+
+
+POSITIONAL = get_args(tyro.conf.Positional[str])[1]
+
+
+def _options(kind: Any) -> dict[str, tuple[str, ...]]:
+    """Every flag of a command, and what it can be set to where that is a list."""
+    options: dict[str, tuple[str, ...]] = {}
+    for field_name, hint in get_type_hints(kind, include_extras=True).items():
+        marks = getattr(hint, "__metadata__", ())
+        if POSITIONAL in marks:
+            continue
+        plain = get_args(hint)[0] if marks else hint
+        if is_dataclass(plain):
+            options |= _options(plain)
+            continue
+        aliases = [alias for mark in marks for alias in getattr(mark, "aliases", None) or ()]
+        renamed = [mark.name for mark in marks if getattr(mark, "name", None)]
+        names = [*aliases, *(f"--{name.replace('_', '-')}" for name in renamed or [field_name])]
+        names += [f"--no-{name.removeprefix('--')}" for name in names if plain is bool]
+        options |= dict.fromkeys(names, get_args(plain) if get_origin(plain) is Literal else ())
+    return options
+
+
+def _require_choice(what: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise UsageError(f"{what} is {value!r}; {nearest(value, choices)}")
+
+
+def _require_seed(seed: int) -> None:
+    if not 0 <= seed <= MOST_SEED:
+        raise UserError(f"--seed is {seed}; it must be between 0 and {MOST_SEED}.")
+
+
+@contextmanager
+def _plain_warnings() -> Iterator[None]:
+    """Our own warnings are sentences for the user, not places in the code."""
+    ours, elsewhere = str(Path(__file__).parent), warnings.formatwarning
+
+    def plain(message: Any, category: type[Warning], filename: str, *rest: Any, **more: Any) -> str:
+        if category is UserWarning and filename.startswith(ours):
+            return f"isqn: warning: {message}\n"
+        return elsewhere(message, category, filename, *rest, **more)
+
+    warnings.formatwarning = plain
+    try:
+        yield
+    finally:
+        warnings.formatwarning = elsewhere
 
 
 def main(argv: list[str] | None = None) -> int:
     argv = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in argv
     argv = [word for word in argv if word != "--debug"]
-    if not argv:
-        print(WELCOME)
-        return 0
-    if argv[0] in ("-h", "--help"):
+    if not argv or argv[0] in ("-h", "--help"):
         print(WELCOME)
         return 0
     if argv[0] == "--version":
@@ -389,17 +481,16 @@ def main(argv: list[str] | None = None) -> int:
     try:
         command, *rest = argv
         if command not in COMMANDS:
-            import difflib
-
-            near = difflib.get_close_matches(command, COMMANDS, 1)
-            hint = f"did you mean `isqn {near[0]}`?" if near else f"the commands are {', '.join(COMMANDS)}."
-            raise UserError(f"`isqn {command}` is not known; {hint}")
-        return COMMANDS[command](rest)
+            raise UsageError(f"`isqn {command}` is not known; {nearest(command, COMMANDS)}")
+        with _plain_warnings():
+            code = COMMANDS[command](rest)
+        sys.stdout.flush()
+        return code
     except UserError as error:
         if debug:
             raise
         print(f"isqn: {error}", file=sys.stderr)
-        return 1
+        return USAGE if isinstance(error, UsageError) else 1
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:

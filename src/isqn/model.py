@@ -71,22 +71,23 @@ class Model:
         self, total_timesteps: int | None = None, *, run_dir: str | Path | None = None, quiet: bool = True
     ) -> Model:
         """Train for so many more steps, in whole epochs. The run folder is `run_dir`, or a temporary one."""
+        more = self.config.total_timesteps if total_timesteps is None else total_timesteps
+        if more < 1:
+            raise UserError(f"total_timesteps is {more}; it must be at least 1.")
         if self._run_dir is None:
-            if run_dir is None:
-                self._temporary = TemporaryDirectory(prefix="isqn-")
-                run_dir = Path(self._temporary.name) / "run"
-            self._run_dir = Path(run_dir)
             if self.num_timesteps:
                 raise UserError(
                     "A loaded model has no replay to go on with; resume its run with `isqn resume` instead."
                 )
-            total = total_timesteps or self.config.total_timesteps
-            self.config = self.config.replace(total_timesteps=total, epoch_steps=min(total, self.config.epoch_steps))
-            record.create_run(self._run_dir, self.config)
+            config = self.config.replace(total_timesteps=more, epoch_steps=min(more, self.config.epoch_steps))
+            if run_dir is None:
+                self._temporary = TemporaryDirectory(prefix="isqn-")
+                run_dir = Path(self._temporary.name) / "run"
+            record.create_run(Path(run_dir), config)
+            self.config, self._run_dir = config, Path(run_dir)
         else:
             if run_dir is not None and Path(run_dir) != self._run_dir:
                 raise UserError(f"This model learns in {self._run_dir}; it cannot go on in {run_dir}.")
-            more = total_timesteps or self.config.total_timesteps
             self.config = self.config.replace(total_timesteps=self.config.total_timesteps + more)
             record.replace_text(self._run_dir / "config.toml", to_toml(self.config))
         run.train(self.config, [self._run_dir], quiet=quiet, env=self._env)
@@ -100,10 +101,11 @@ class Model:
         last epsilon. Where frames are stacked, an observation is the stack.
         """
         obs = np.asarray(obs, self.spec.frame_dtype)
-        size = int(np.prod(self.spec.obs_shape))
-        single = obs.size == size
-        if obs.size % size or (not single and obs.shape[0] != obs.size // size):
-            raise UserError(f"The observation has shape {obs.shape}; {self.spec.id} observes {self.spec.obs_shape}.")
+        shape = self.spec.obs_shape
+        accepted = (shape, shape[:-1]) if self.spec.is_image and shape[-1] == 1 else (shape,)
+        single = obs.shape in accepted
+        if not single and obs.shape[1:] not in accepted:
+            raise UserError(f"The observation has shape {obs.shape}; {self.spec.id} observes {shape}.")
         batch = obs.reshape(-1, *self.spec.obs_shape)
         epsilon = 0.0 if deterministic else self.config.epsilon_end
         steps = self._draws + np.arange(len(batch))
@@ -114,6 +116,8 @@ class Model:
     def save(self, path: str | Path) -> None:
         """A folder: the configuration as TOML, the agent as safetensors, a manifest as JSON. No code in it."""
         folder = Path(path)
+        if (folder / "checkpoints").is_dir():
+            raise UserError(f"{folder} is a run, which `Model.load` reads as it is; save to another folder.")
         folder.mkdir(parents=True, exist_ok=True)
         manifest = {"kind": "model", "step": self.num_timesteps, "spec": asdict(self.spec)}
         checkpoint.write(folder / "model", checkpoint.flatten({"agent": self.state}), manifest)
@@ -154,9 +158,10 @@ def evaluate(
     seed: int = 100,
     epsilon: float = 0.001,
 ) -> list[Episode]:
-    """Play whole games with a model: seed, return and length of each."""
-    made: Environment = make_environment(env or model.config.env_id, protocol=model.config.protocol)
-    return play(
+    """Play whole games with a model: seed, return and length of each. Without `env`, in its own environment."""
+    given: Environment | None = model._env if env is None else None
+    made = given or make_environment(env or model.config.env_id, protocol=model.config.protocol)
+    played = play(
         model._agent,
         model.state,
         made,
@@ -165,3 +170,6 @@ def evaluate(
         epsilon=epsilon,
         max_episode_steps=model.config.max_episode_steps,
     )
+    if given is None and (env is None or isinstance(env, str)):
+        made.close()
+    return played

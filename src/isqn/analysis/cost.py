@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from isqn.agents import q_learning
+from isqn.compiler import jit
 from isqn.experiments.config import Config
 from isqn.types import EnvSpec
 
@@ -34,7 +35,7 @@ class Cost(NamedTuple):
 def cost(config: Config, spec: EnvSpec, replay_bytes: int) -> Cost:
     agent = q_learning.make(config, spec)
     state = jax.eval_shape(agent.init, 0)
-    compiled = jax.jit(agent.update, donate_argnums=0).lower(state, spec.batch(config.batch_size)).compile()
+    compiled = jit(agent.update, donate_argnums=0).lower(state, spec.batch(config.batch_size)).compile()
     parameters, copied = _count(state.params), _count(state.copies)
     return Cost(
         label=config.label,

@@ -8,7 +8,9 @@ import difflib
 import inspect
 import itertools
 import json
+import math
 import tomllib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
@@ -23,6 +25,8 @@ from isqn.types import UserError
 def _also(*names: str) -> Any:
     return tyro.conf.arg(aliases=[f"--{name}" for name in names])
 
+
+MOST_SEED = 2**31 - 1  # keys and tables hold seeds as 32-bit integers
 
 _AT_LEAST_ONE = (
     *("num_bellman_iterations", "num_seeds", "total_timesteps", "max_episode_steps", "num_steps_return", "batch_size"),
@@ -157,6 +161,7 @@ class Config:
             self._require(name, getattr(self, name) >= 1, "must be at least 1")
         for name in _AT_LEAST_ZERO:
             self._require(name, getattr(self, name) >= 0, "must be at least 0")
+        self._require("seed", self.seed + self.num_seeds - 1 <= MOST_SEED, f"must be at most {MOST_SEED}")
         for name in ("discount", "epsilon_start", "epsilon_end"):
             self._require(name, 0 <= getattr(self, name) <= 1, "must be between 0 and 1")
         for name in ("mellowmax_temperature", "munchausen_temperature", "width_factor"):
@@ -248,13 +253,37 @@ def docs() -> dict[str, str]:
 
 
 def to_toml(config: Config) -> str:
-    """Each field with its meaning above it. JSON's numbers, strings, booleans and lists are TOML's too."""
+    """Each field with its meaning above it."""
     lines = []
     for name, doc in docs().items():
         value = getattr(config, name)
         lines.append(f"# {doc}")
-        lines.append(f"# {name} is not set" if value is None else f"{name} = {json.dumps(value)}")
+        lines.append(f"# {name} is not set" if value is None else f"{name} = {_toml_value(value)}")
     return "\n".join(lines) + "\n"
+
+
+def _toml_value(value: Any) -> str:
+    """JSON's strings, booleans, lists and finite numbers are TOML's too."""
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_toml_value, value))}]"
+    return "inf" if value == math.inf else json.dumps(value, ensure_ascii=False)
+
+
+def nearest(name: str, known: Iterable[str], otherwise: str = "") -> str:
+    """The end of a sentence about a name that is not known."""
+    known = list(known)
+    near = difflib.get_close_matches(name, known, 1)
+    return f"did you mean {near[0]}?" if near else otherwise or f"choose one of {', '.join(known)}."
+
+
+def nearest_path(path: Path) -> str:
+    """The same for a path: what lies beside the first part of it that is not there."""
+    for part in reversed((path, *path.parents)):
+        if not part.exists():
+            beside = [p.name for p in part.parent.iterdir()] if part.parent.is_dir() else []
+            near = difflib.get_close_matches(part.name, beside, 1)
+            return f"; did you mean {part.parent / near[0]}?" if near else ""
+    return ""
 
 
 def from_mapping(values: dict[str, Any], where: str, base: Config | None = None) -> Config:
@@ -262,18 +291,22 @@ def from_mapping(values: dict[str, Any], where: str, base: Config | None = None)
     known = {f.name for f in dataclasses.fields(Config)}
     for name in values:
         if name not in known:
-            near = difflib.get_close_matches(name, known, 1)
-            hint = f"; did you mean {near[0]!r}?" if near else "; the fields are those of `isqn train --help`."
-            raise UserError(f"{where} sets {name!r}, which is not a field of a run{hint}")
-    values = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
-    return dataclasses.replace(base or Config(), **values)
+            hint = nearest(name, known, "the fields are those of `isqn train --help`.")
+            raise UserError(f"{where} sets {name!r}, which is not a field of a run; {hint}")
+    try:
+        return dataclasses.replace(base or Config(), **values)
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None
 
 
 def read_toml(path: Path) -> Config:
     try:
-        return from_mapping(tomllib.loads(path.read_text()), str(path))
+        return from_mapping(tomllib.loads(path.read_text(encoding="utf-8")), str(path))
     except FileNotFoundError:
-        raise UserError(f"{path} does not exist; give the config.toml of a run.") from None
+        hint = nearest_path(path) or "; give the config.toml of a run."
+        raise UserError(f"{path} does not exist{hint}") from None
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}); give the config.toml of a run.") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{path} is not valid TOML: {error}.") from None
 
@@ -284,7 +317,13 @@ def _check_types(config: Config) -> None:
         value = getattr(config, name)
         if get_origin(kind) is Literal:
             if value not in get_args(kind):
-                raise UserError(f"{flag(name)} is {value!r}; choose one of {', '.join(map(str, get_args(kind)))}.")
+                raise UserError(f"{flag(name)} is {value!r}; {nearest(str(value), get_args(kind))}")
+        elif get_origin(kind) is tuple:
+            of = get_args(kind)[0]
+            allowed = (int, float) if of is float else (of,)
+            if not isinstance(value, list | tuple) or not all(type(entry) in allowed for entry in value):
+                raise UserError(f"{flag(name)} is {value!r}; it must be a list of type {of.__name__}.")
+            object.__setattr__(config, name, tuple(of(entry) for entry in value))
         elif kind is float or kind == float | None:
             if value is None and kind is not float:
                 continue

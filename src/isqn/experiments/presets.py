@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import Any, NamedTuple
 
-from isqn.experiments.config import Config
+from isqn.experiments.config import Config, nearest
 from isqn.types import UserError
 
 
@@ -94,10 +93,12 @@ PRESETS: dict[str, Preset] = {
         {
             "env_id": "isqn/Chain-v0",
             "hidden_sizes": (64,),
+            "discount": 0.9,
             "buffer_size": 10_000,
-            "learning_starts": 200,
-            "epsilon_decay_steps": 2_000,
-            "target_update_period": 200,
+            "learning_starts": 500,  # as long as a row of metrics: one program less to compile
+            "epsilon_decay_steps": 5_000,
+            "epsilon_end": 0.1,  # every action goes on being tried, so that all values are learned
+            "target_update_period": 50,
             "epoch_steps": 2_000,
             "log_period_steps": 500,
             "total_timesteps": 10_000,
@@ -108,9 +109,7 @@ PRESETS: dict[str, Preset] = {
 
 def find_preset(name: str) -> Preset:
     if name not in PRESETS:
-        near = difflib.get_close_matches(name, PRESETS, 1)
-        hint = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(PRESETS)}."
-        raise UserError(f"--preset {name!r} is not known; {hint}")
+        raise UserError(f"--preset {name!r} is not known; {nearest(name, PRESETS)}")
     return PRESETS[name]
 
 

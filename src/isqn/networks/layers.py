@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 
 from isqn.types import Array
@@ -16,7 +17,49 @@ class LayerNorm(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        return nn.LayerNorm(dtype=jnp.float32)(x)
+        scale = self.param("scale", nn.initializers.ones_init(), x.shape[-1:])
+        bias = self.param("bias", nn.initializers.zeros_init(), x.shape[-1:])
+        return layer_norm(x.astype(jnp.float32), scale, bias)
+
+
+@jax.custom_vjp
+def layer_norm(x: Array, scale: Array, bias: Array) -> Array:
+    """Ba et al. 2016 with flax's epsilon, its gradient written out.
+
+    XLA's sums over a short last axis, and over all axes but the last, are slow on a CPU, and products of a
+    matrix and a vector are not: forward and backward take 0.4 to 0.8 of the time of flax's layer.
+    """
+    return _layer_norm(x, scale, bias)[0]
+
+
+def _layer_norm(x: Array, scale: Array, bias: Array) -> tuple[Array, tuple[Array, Array, Array]]:
+    average = jnp.full(scale.shape, 1 / scale.size, x.dtype)
+    mean = _dot(x, average)[..., None]
+    variance = jnp.maximum(_dot(x * x, average)[..., None] - mean * mean, 0)
+    inverse = jax.lax.rsqrt(variance + 1e-6)
+    unit = (x - mean) * inverse
+    return unit * scale + bias, (unit, inverse, scale)
+
+
+def _layer_norm_gradient(saved: tuple[Array, Array, Array], g: Array) -> tuple[Array, Array, Array]:
+    unit, inverse, scale = saved
+    along, average = g * unit, scale / scale.size
+    dx = (g * scale - _dot(g, average)[..., None] - unit * _dot(along, average)[..., None]) * inverse
+    return dx, _sum_over_rows(along), _sum_over_rows(g)
+
+
+layer_norm.defvjp(_layer_norm, _layer_norm_gradient)
+
+
+def _dot(x: Array, y: Array) -> Array:
+    return jnp.matmul(x, y, precision="highest")  # float32 on accelerators too
+
+
+def _sum_over_rows(x: Array) -> Array:
+    """Over every axis but the last, one axis at a time: one long sum would round ten times worse."""
+    while x.ndim > 1:
+        x = _dot(jnp.ones(len(x), x.dtype), x.reshape(len(x), -1)).reshape(x.shape[1:])
+    return x
 
 
 class Conv(nn.Module):

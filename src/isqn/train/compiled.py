@@ -20,6 +20,7 @@ import safetensors.numpy
 
 from isqn.agents.q_learning import Agent, AgentState
 from isqn.analysis.probes import FEATURE_PROBES, probe_features
+from isqn.compiler import jit
 from isqn.data.device_replay import DeviceReplay, Rows
 from isqn.data.files import DamagedFile, Description, read_file, sync, write_file
 from isqn.envs.native import NativeEnvironment
@@ -128,7 +129,6 @@ def make_loop(config: Config, agent: Agent, env: NativeEnvironment, replay: Devi
                 state = on_agents(agent.sync, ~refreshed & (step % config.target_sync_period == 0), state)
         return (state, totals), ended
 
-    @partial(jax.jit, static_argnames=("num_steps", "learning"), donate_argnums=0)
     def run(state: LoopState, first_step: Array, *, num_steps: int, learning: bool) -> tuple[LoopState, Ended, Any]:
         batch = env.spec.batch(config.sampled_batch_size)
         _, metrics = jax.eval_shape(jax.vmap(agent.update, in_axes=(0, None)), state.agent, batch)
@@ -137,7 +137,7 @@ def make_loop(config: Config, agent: Agent, env: NativeEnvironment, replay: Devi
         (state, totals), ended = jax.lax.scan(partial(cycle, learning), (state, totals), starts)
         return state, jax.tree.map(lambda x: x.reshape(num_steps, -1), ended), totals
 
-    return Loop(jax.jit(jax.vmap(init)), run)
+    return Loop(jit(jax.vmap(init)), jit(run, static_argnames=("num_steps", "learning"), donate_argnums=0))
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from isqn.agents.q_learning import Agent, AgentState
+from isqn.compiler import jit
 from isqn.data.files import DamagedFile
 from isqn.envs.adapter import Environment
 from isqn.keys import episode_seed
@@ -51,7 +53,8 @@ def evaluate(
     video: Path | None = None,
 ) -> list[Episode]:
     """Raw returns of whole games. Draws come from `seed`, so that the same call gives the same episodes."""
-    act = jax.jit(agent.act)
+    write_video = _video_writer() if video else None  # what is missing is said before any game is played
+    act = jit(agent.act)
     state = state._replace(seed=jnp.asarray(seed, jnp.uint32))
     stack, played, pictures, step = FrameStack(env.spec), [], [], 0
     for index in range(episodes):
@@ -70,8 +73,9 @@ def evaluate(
             else:
                 over = over or terminated
         played.append(Episode(start, total, length))
-    if video:
-        _write_video(video, pictures)
+    if video and write_video:
+        video.parent.mkdir(parents=True, exist_ok=True)
+        write_video(video, pictures, fps=30, macro_block_size=2)
     return played
 
 
@@ -82,13 +86,13 @@ def _picture(env: Environment) -> np.ndarray:
     return picture
 
 
-def _write_video(path: Path, pictures: list[np.ndarray]) -> None:
+def _video_writer() -> Callable[..., None]:
     try:
         import imageio.v2 as imageio
+        import imageio_ffmpeg  # noqa: F401 - imageio looks for it only when it writes
     except ImportError:
         raise UserError('--capture-video needs `pip install "isqn[video]"`.') from None
-    path.parent.mkdir(parents=True, exist_ok=True)
-    imageio.mimwrite(path, pictures, fps=30, macro_block_size=2)
+    return imageio.mimwrite
 
 
 def load_agent_state(run_dir: Path, agent: Agent, which: str = "last") -> tuple[AgentState, int]:

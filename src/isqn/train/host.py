@@ -18,6 +18,7 @@ import numpy as np
 
 from isqn.agents.q_learning import Agent
 from isqn.analysis.probes import FEATURE_PROBES, probe_features
+from isqn.compiler import jit
 from isqn.data.files import DamagedFile
 from isqn.data.replay import Replay
 from isqn.envs.adapter import Environment
@@ -63,10 +64,10 @@ def compile_agent(agent: Agent) -> Functions:
         return state, jax.tree.map(jnp.add, totals, metrics)
 
     return Functions(
-        act=jax.jit(agent.act),
-        update=jax.jit(update, donate_argnums=(0, 1)),
-        refresh=jax.jit(agent.refresh, donate_argnums=0),
-        sync=jax.jit(agent.sync, donate_argnums=0),
+        act=jit(agent.act),
+        update=jit(update, donate_argnums=(0, 1)),
+        refresh=jit(agent.refresh, donate_argnums=0),
+        sync=jit(agent.sync, donate_argnums=0),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +11,7 @@ import numpy as np
 
 from isqn.agents import q_learning
 from isqn.analysis.probes import observed, probe_features
+from isqn.envs import toy
 from isqn.envs.adapter import make_environment
 from isqn.keys import episode_seed, host_generator
 from isqn.train import run
@@ -35,7 +36,7 @@ def probe_run(
     env = make_environment(config.env_id, protocol=config.protocol)
     trained = run.make_agent(config, env.spec)
     state, step = load_agent_state(run_dir, trained, which)
-    config = config.replace(analysis=True, buffer_size=max(config.buffer_size, samples + 1_000))
+    config = config.replace(analysis=True, buffer_size=2 * samples + 1_000, learning_starts=0)
     agent = observed(q_learning.make(config, env.spec), config, env.spec)
     state = jax.jit(agent.refresh)(state._replace(probe=jax.tree.map(jnp.copy, state.params)))
 
@@ -63,3 +64,25 @@ def probe_run(
         found |= {name: float(np.mean([row[name] for row in rows])) for name in rows[0]}
     wanted = [column for metric in metrics for column in COLUMNS[metric]]
     return {"label": config.label, "step": step, **{name: found[name] for name in wanted}}
+
+
+class KnownValues(NamedTuple):
+    """What a run learned of a problem whose values are known, in the states where something follows: (S, A) each."""
+
+    states: np.ndarray
+    learned: np.ndarray  # the mean of the online heads
+    true: np.ndarray
+
+
+def known_values(run_dir: Path) -> KnownValues | None:
+    """The learned and the true values of a toy problem; None where nobody knows the truth."""
+    config = run.read_config(run_dir)
+    if config.env_id not in toy.PROBLEMS:
+        return None
+    problem = toy.PROBLEMS[config.env_id]()
+    agent = run.make_agent(config, run.specification(config))
+    state, _ = load_agent_state(run_dir, agent)
+    q, _ = agent.network.apply(state.params, state.statistics, problem.features)
+    learned = np.asarray(q)[:, np.array(config.target_scheme.online)].mean(axis=1)
+    states = np.flatnonzero(~problem.terminal)
+    return KnownValues(states, learned[states], toy.optimal_values(problem, config.discount)[states])

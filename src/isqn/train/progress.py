@@ -1,4 +1,7 @@
-"""One line that says where a run is. Silent in pipes but for a line for each epoch."""
+"""One line that says where a run is. Silent in pipes but for a line for each epoch.
+
+If nobody reads any more, nothing is written any more, and the run goes on.
+"""
 
 from __future__ import annotations
 
@@ -50,12 +53,15 @@ class Progress:
             f"{memory_mb():,.0f} MB",
             f"{left} left",
         ]
-        sys.stderr.write("\r\x1b[K" + " · ".join(filter(None, parts)))
-        sys.stderr.flush()
+        self._write("\r\x1b[K" + " · ".join(filter(None, parts)))
 
     def say(self, sentence: str) -> None:
-        if not self.enabled:
-            return
-        if sys.stderr.isatty():
-            sys.stderr.write("\r\x1b[K")
-        print(sentence, file=sys.stderr, flush=True)
+        if self.enabled:
+            self._write(("\r\x1b[K" if sys.stderr.isatty() else "") + sentence + "\n")
+
+    def _write(self, text: str) -> None:
+        try:
+            sys.stderr.write(text)
+            sys.stderr.flush()
+        except BrokenPipeError:
+            self.enabled = False

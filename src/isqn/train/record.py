@@ -71,8 +71,8 @@ def read_table(path: Path) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(whole)))
 
 
-def create_run(run_dir: Path, config: Config, overwrite: bool = False) -> None:
-    """Make the folder, or say what is in the way."""
+def require_free(run_dir: Path, overwrite: bool = False) -> None:
+    """Say what is in the way of a new run."""
     state = run_state(run_dir)
     if state == "finished" and not overwrite:
         raise UserError(
@@ -82,6 +82,11 @@ def create_run(run_dir: Path, config: Config, overwrite: bool = False) -> None:
         raise UserError(f"{run_dir} holds an unfinished run; go on with `isqn resume {run_dir}`, or add --overwrite.")
     if state == "foreign":
         raise UserError(f"{run_dir} exists and is not a run; choose another --run-dir.")
+
+
+def create_run(run_dir: Path, config: Config, overwrite: bool = False) -> None:
+    """Make the folder, or say why not."""
+    require_free(run_dir, overwrite)
     if overwrite and run_dir.exists():
         import shutil
 
@@ -115,7 +120,7 @@ def write_summary(run_dir: Path, summary: dict[str, Any]) -> None:
 
 def replace_text(path: Path, text: str) -> None:
     aside = path.with_name(f".{path.name}.writing")
-    aside.write_text(text)
+    aside.write_text(text, encoding="utf-8")
     os.replace(aside, path)
 
 

@@ -18,7 +18,7 @@ from isqn.data.device_replay import DeviceReplay
 from isqn.data.replay import Memory, Replay, memory_needed
 from isqn.envs.adapter import Environment, make_environment
 from isqn.envs.native import has_native, make_native
-from isqn.experiments.config import Config, flag, read_toml
+from isqn.experiments.config import Config, flag, nearest_path, read_toml
 from isqn.train import compiled, host, record, timing
 from isqn.train.loop import Epoch
 from isqn.train.progress import Progress, duration
@@ -64,13 +64,13 @@ def replay_factory(config: Config, spec: EnvSpec) -> Callable[[], Replay]:
     )
 
 
-def require_memory(memory: Memory) -> None:
+def require_memory(memory: Memory, can_compress: bool = True) -> None:
     """Refuse before allocating, rather than fail hours in."""
     available = psutil.virtual_memory().available
     if memory.total > 0.9 * available:
         raise UserError(
             f"The run needs {memory}; {available / 1e9:.1f} GB are free here. Lower {flag('buffer_size')}"
-            + ("." if memory.compressed else f", or set {flag('compress_replay')} yes.")
+            + (f", or set {flag('compress_replay')} yes." if can_compress and not memory.compressed else ".")
         )
 
 
@@ -89,22 +89,49 @@ def device_replay(config: Config, spec: EnvSpec) -> DeviceReplay:
     return DeviceReplay(spec, config.buffer_size, config.num_steps_return, config.discount, config.reward_clip)
 
 
+def replay_memory(config: Config, spec: EnvSpec) -> Memory:
+    """Of all seeds that are trained at once."""
+    if not uses_compiled_loop(config):
+        return memory_needed(spec, config.buffer_size, compresses(config, spec))
+    size = device_replay(config, spec).nbytes * config.num_seeds
+    return Memory(columns=0, frames=size, most_frames=size, compressed=False)
+
+
 def replay_bytes(config: Config, spec: EnvSpec) -> int:
-    if uses_compiled_loop(config):
-        return device_replay(config, spec).nbytes
-    return memory_needed(spec, config.buffer_size, compresses(config, spec)).total
+    return replay_memory(config, spec).total
 
 
 def start(config: Config, run_dir: Path | None = None, *, overwrite: bool = False, quiet: bool = False) -> list[Path]:
     """Train a new run; the folders that it wrote, one for each seed."""
     folders = run_dirs(config, run_dir)
-    uses_compiled_loop(config)
+    require_possible(config)
+    for folder in folders:
+        record.require_free(folder, overwrite)
     for index, folder in enumerate(folders):
         record.create_run(folder, config.replace(seed=config.seed + index, num_seeds=1), overwrite)
     for folder in folders:
         record.write_summary(folder, {"status": "running", "trained_with": _relative(folders, folder)})
     train(config, folders, quiet=quiet)
     return folders
+
+
+def require_possible(config: Config) -> None:
+    """Refuse what cannot run before a folder is made, or an old one deleted, for it."""
+    spec = specification(config)
+    make_agent(config, spec)
+    compiled_loop = uses_compiled_loop(config)
+    require_memory(replay_memory(config, spec), can_compress=not compiled_loop)
+    if compiled_loop:
+        _require_whole_updates(config)
+
+
+def _require_whole_updates(config: Config) -> None:
+    for name in ("log_period_steps", "epoch_steps", "total_timesteps"):
+        if getattr(config, name) % config.update_period:
+            raise UserError(
+                f"{flag(name)} is {getattr(config, name)}; in the compiled loop it must be a multiple of "
+                f"{flag('update_period')} ({config.update_period})."
+            )
 
 
 def run_dirs(config: Config, run_dir: Path | None) -> list[Path]:
@@ -135,6 +162,8 @@ def _relative(folders: list[Path], here: Path) -> list[str]:
 
 def read_config(run_dir: Path) -> Config:
     if not (run_dir / "config.toml").is_file():
+        if not run_dir.exists():
+            raise UserError(f"{run_dir} does not exist{nearest_path(run_dir) or '; give the folder of a run.'}")
         raise UserError(f"{run_dir} is not a run: there is no config.toml in it.")
     return read_toml(run_dir / "config.toml")
 
@@ -180,9 +209,8 @@ def _train_compiled(config: Config, folders: list[Path], progress: Progress, sho
     env = make_native(config.env_id)
     assert env is not None
     replay = device_replay(config, env.spec)
-    bytes_needed = replay.nbytes * len(folders)
-    memory = Memory(columns=0, frames=bytes_needed, most_frames=bytes_needed, compressed=False)
-    require_memory(memory)
+    memory = replay_memory(config.replace(num_seeds=len(folders)), env.spec)
+    require_memory(memory, can_compress=False)
     seeds = f"seeds {config.seed} to {config.seed + len(folders) - 1}" if len(folders) > 1 else f"seed {config.seed}"
     progress.say(f"{config.label} on {env.spec.id} ({env.spec.protocol}), {seeds}, compiled loop")
     progress.say(f"{memory}")

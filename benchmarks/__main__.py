@@ -1,0 +1,274 @@
+"""`make bench`: every speed that the project claims, as ratios of interleaved calls in one process.
+
+    python -m benchmarks [--only NAME ...] [--json results/benchmarks.json]
+
+The machine may be busy: calls of the things compared take turns, and what is reported is the median of
+the ratios of neighbours with their quartiles.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from isqn.agents import q_learning
+from isqn.compiler import jit
+from isqn.envs.adapter import make_environment
+from isqn.envs.native import make_native
+from isqn.experiments.config import Config
+from isqn.experiments.presets import preset_config
+from isqn.keys import episode_seed, host_generator
+from isqn.train import host, run
+from isqn.train.compiled import make_loop
+from isqn.train.loop import empty_totals
+from isqn.types import EnvSpec, Transition, Values
+
+ATARI = EnvSpec("ALE/Asterix-v5", "machado2018-v1", (84, 84, 1), "uint8", 9, frame_stack=4, frames_per_step=4)
+
+
+def interleaved(calls: dict[str, Callable[[], Any]], rounds: int) -> dict[str, np.ndarray]:
+    """Seconds of each call in each round; the order turns so that nobody always follows the same neighbour."""
+    taken: dict[str, list[float]] = {name: [] for name in calls}
+    names = list(calls)
+    for name in names:
+        jax.block_until_ready(calls[name]())  # compile
+    for turn in range(rounds):
+        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+            start = time.perf_counter()
+            jax.block_until_ready(calls[name]())
+            taken[name].append(time.perf_counter() - start)
+    return {name: np.array(values) for name, values in taken.items()}
+
+
+def ratio(over: np.ndarray, under: np.ndarray) -> dict[str, float]:
+    low, median, high = np.percentile(over / under, [25, 50, 75])
+    return {"median": float(median), "q25": float(low), "q75": float(high)}
+
+
+def atari_batch(size: int = 32) -> Transition:
+    rng = np.random.default_rng(0)
+    obs, next_obs = rng.integers(0, 256, (2, size, 84, 84, 4), dtype=np.uint8)
+    action = rng.integers(0, 9, size).astype(np.int32)
+    return Transition(obs, action, rng.normal(size=size).astype(np.float32), np.full(size, 0.99, np.float32), next_obs)
+
+
+def updater(config: Config, make: Callable[..., q_learning.Agent] = q_learning.make) -> Callable[[], Any]:
+    agent = make(config, ATARI)
+    update, batch = jit(agent.update, donate_argnums=0), atari_batch()
+    state = agent.init(0)
+
+    def call() -> Any:
+        nonlocal state
+        state, _ = update(state, batch)
+        return state
+
+    return call
+
+
+def joint_pass(config: Config, spec: EnvSpec) -> q_learning.Agent:
+    """The update as one concatenated pass: what two applies are compared with."""
+    import optax
+
+    agent = q_learning.make(config, spec)
+    optimizer = q_learning.make_optimizer(config)
+    loss = q_learning.make_loss(config.loss, config)
+    online, target = np.array(config.target_scheme.online), np.array(config.target_scheme.target)
+
+    def update(state: Any, batch: Transition) -> tuple[Any, Any]:
+        def total(params: Any) -> Any:
+            both, _ = agent.network.apply(params, state.statistics, jnp.concatenate([batch.obs, batch.next_obs]))
+            now, then = jnp.split(both, 2)
+            values = Values(now, jax.lax.stop_gradient(then))
+            aims = jax.lax.stop_gradient(jax.tree.map(lambda q: q[:, target], values))
+            predictions = jax.tree.map(lambda q: q[:, online], values)
+            return jax.vmap(jax.vmap(loss, in_axes=(0, 0, None)))(predictions, aims, batch).mean(axis=0).sum()
+
+        steps, optimizer_state = optimizer.update(jax.grad(total)(state.params), state.optimizer, state.params)
+        return state._replace(params=optax.apply_updates(state.params, steps), optimizer=optimizer_state), {}
+
+    return agent._replace(update=update)
+
+
+def update_ratios(rounds: int) -> dict[str, Any]:
+    """Nature CNN + LayerNorm, batch 32, 9 actions."""
+    base = preset_config("atari-cnn-ln")
+
+    def scheme(name: str, k: int = 1) -> Config:
+        return base.replace(scheme=name, num_bellman_iterations=k)
+
+    free = scheme("target-free")
+    taken = interleaved(
+        {
+            "TF": updater(free),
+            "TF, one joint pass": updater(free, joint_pass),
+            "TF, no LayerNorm": updater(free.replace(layer_norm=False)),
+            "TB": updater(scheme("target-based")),
+            "iS K=9": updater(scheme("iterated-shared", 9)),
+            "iS K=49": updater(scheme("iterated-shared", 49)),
+        },
+        rounds,
+    )
+    return {
+        "two applies / one joint pass (at most 0.7)": ratio(taken["TF"], taken["TF, one joint pass"]),
+        "iS K=9 / TF (at most 1.05)": ratio(taken["iS K=9"], taken["TF"]),
+        "iS K=49 / TF (at most 1.15)": ratio(taken["iS K=49"], taken["TF"]),
+        "TB / TF": ratio(taken["TB"], taken["TF"]),
+        "LayerNorm / none": ratio(taken["TF"], taken["TF, no LayerNorm"]),
+        "milliseconds of the TF update": {"median": float(1e3 * np.median(taken["TF"]))},
+    }
+
+
+def layer_norm_ratios(rounds: int) -> dict[str, Any]:
+    """Our LayerNorm against flax's, forward and backward, at the two shapes of the Nature CNN."""
+    import flax.linen as nn
+
+    from isqn.networks.layers import layer_norm
+
+    found = {}
+    for shape in ((32, 21, 21, 32), (32, 11, 11, 64)):
+        x, g = jax.random.normal(jax.random.key(0), (2, *shape))
+        scale, bias = jnp.ones(shape[-1]), jnp.zeros(shape[-1])
+
+        def theirs(x: Any, scale: Any, bias: Any) -> Any:
+            return nn.LayerNorm().apply({"params": {"scale": scale, "bias": bias}}, x)
+
+        def both(function: Any, x: Any = x, g: Any = g, scale: Any = scale, bias: Any = bias) -> Callable[[], Any]:
+            compiled = jit(lambda x, s, b, g: jax.vjp(function, x, s, b)[1](g))
+            return lambda: compiled(x, scale, bias, g)
+
+        taken = interleaved({"ours": both(layer_norm), "flax": both(theirs)}, 3 * rounds)
+        found[f"LayerNorm ours / flax at {shape}"] = ratio(taken["ours"], taken["flax"])
+    return found
+
+
+def compiler_option_ratio(rounds: int) -> dict[str, Any]:
+    """The update under `isqn.compiler.jit` against plain `jax.jit`."""
+    config = preset_config("atari-cnn-ln").replace(scheme="target-free")
+    agent, batch = q_learning.make(config, ATARI), atari_batch()
+    calls = {}
+    for name, compiled in (
+        ("ours", jit(agent.update, donate_argnums=0)),
+        ("plain", jax.jit(agent.update, donate_argnums=0)),
+    ):
+        states = [agent.init(0)]
+
+        def call(compiled: Any = compiled, states: list[Any] = states) -> Any:
+            states[0], _ = compiled(states[0], batch)
+            return states[0]
+
+        calls[name] = call
+    taken = interleaved(calls, rounds)
+    return {"compiler option / plain jit": ratio(taken["ours"], taken["plain"])}
+
+
+def atari_loop(rounds: int) -> dict[str, Any]:
+    """Where the time of a host-loop step on Atari goes: the shares of what Algorithm 1 does, timed in place."""
+    base = preset_config("atari-cnn-ln").replace(buffer_size=30_000)
+    config = base.replace(scheme="iterated-shared", num_bellman_iterations=9)
+    env = make_environment(config.env_id, protocol=config.protocol)
+    agent = q_learning.make(config, env.spec)
+    call, replay = host.compile_agent(agent), run.replay_factory(config, env.spec)()
+    state, totals = agent.init(0), empty_totals(agent, config, env.spec)
+    spent = dict.fromkeys(("act", "emulator", "store", "sample", "update"), 0.0)
+    replay.add_first(env.reset(episode_seed(0, 0)))
+    episode, steps = 0, 100 * rounds
+    begin = 0.0
+    for step in range(-200, steps):
+        if step == 0:
+            spent, begin = dict.fromkeys(spent, 0.0), time.perf_counter()
+        marks = [time.perf_counter()]
+        action = int(call.act(state, replay.observation(), 0.1, step + 200, episode))
+        marks.append(time.perf_counter())
+        frame, reward, terminated, truncated = env.step(action)
+        marks.append(time.perf_counter())
+        replay.add(action, reward, terminated, truncated, frame)
+        if terminated or truncated:
+            episode += 1
+            replay.add_first(env.reset(episode_seed(0, episode)))
+        marks.append(time.perf_counter())
+        for part, (start, end) in zip(("act", "emulator", "store"), itertools.pairwise(marks), strict=True):
+            spent[part] += end - start
+        if step % config.update_period == 0 and step > -190:
+            start = time.perf_counter()
+            batch = replay.sample(config.batch_size, host_generator(0, "replay", step + 200))
+            middle = time.perf_counter()
+            state, totals = call.update(state, totals, batch)
+            jax.block_until_ready(state)
+            spent["sample"] += middle - start
+            spent["update"] += time.perf_counter() - middle
+    total = time.perf_counter() - begin
+    shares = {part: seconds / total for part, seconds in spent.items()}
+    return {
+        "update + emulator, share of a step (at least 0.85)": {"median": shares["update"] + shares["emulator"]},
+        **{f"share of {part}": {"median": share} for part, share in shares.items()},
+        "Asterix steps per second, iS K=9": {"median": steps / total},
+    }
+
+
+def minatar_loop(rounds: int) -> dict[str, Any]:
+    """Compiled MinAtar Breakout, iS K=9: steps per second of all seeds together, and the share of the update."""
+    found, stretch = {}, 400
+    for seeds in (1, 3, 10):
+        config = preset_config("minatar").replace(scheme="iterated-shared", num_bellman_iterations=9, num_seeds=seeds)
+        env = make_native(config.env_id)
+        assert env is not None
+        loop = make_loop(config, q_learning.make(config, env.spec), env, run.device_replay(config, env.spec))
+        state, _, _ = loop.run(loop.init(jnp.arange(seeds)), 0, num_steps=stretch, learning=False)
+        states = [state]
+
+        def go(learning: bool, states: list[Any] = states, loop: Any = loop) -> Any:
+            states[0], _, _ = loop.run(states[0], stretch, num_steps=stretch, learning=learning)
+            return states[0]
+
+        taken = interleaved({"learn": lambda go=go: go(True), "act": lambda go=go: go(False)}, max(5, rounds // 4))
+        rates = seeds * stretch / taken["learn"]
+        low, median, high = np.percentile(rates, [25, 50, 75])
+        found[f"MinAtar steps per second, {seeds} seeds"] = {
+            "median": float(median),
+            "q25": float(low),
+            "q75": float(high),
+        }
+        share = 1 - taken["act"] / taken["learn"]
+        found[f"MinAtar share of the update, {seeds} seeds"] = {"median": float(np.median(share))}
+    return found
+
+
+SUITES = {
+    "update": update_ratios,
+    "layer-norm": layer_norm_ratios,
+    "compiler": compiler_option_ratio,
+    "atari": atari_loop,
+    "minatar": minatar_loop,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=SUITES, default=list(SUITES))
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    results: dict[str, Any] = {}
+    for name in args.only:
+        for label, value in SUITES[name](args.rounds).items():
+            results[label] = value
+            spread = f"   ({value['q25']:.3g} to {value['q75']:.3g})" if "q25" in value else ""
+            print(f"{label:55s} {value['median']:10.4g}{spread}", flush=True)
+    if args.json:
+        command = f"python -m benchmarks --only {' '.join(args.only)} --rounds {args.rounds}"
+        args.json.write_text(
+            json.dumps({"command": command, "jax": jax.__version__, "results": results}, indent=1) + "\n"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,237 @@
+"""The compiled loop and its replay: seed i of a batch is seed i alone, and rows are what a plain list would hold."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from isqn.agents import q_learning
+from isqn.data.device_replay import DeviceReplay, Rows
+from isqn.envs.native import make_native
+from isqn.experiments.config import Config
+from isqn.train import checkpoint, record, run
+from isqn.train.compiled import make_loop
+from isqn.types import EnvSpec
+
+BOOLS = EnvSpec("bools", "test", (3, 3, 2), "bool", 4)
+VECTOR = EnvSpec("vector", "test", (2,), "float32", 4)
+
+
+def fill(replay: DeviceReplay, steps: list[tuple[float, bool, bool]], spec: EnvSpec):
+    """Play made-up steps (reward, terminated, ended); observation t of step t is a pattern of t."""
+
+    def pattern(number: int) -> np.ndarray:
+        rng = np.random.default_rng(number)
+        return rng.random(spec.obs_shape) < 0.5 if spec.frame_dtype == "bool" else rng.normal(size=spec.obs_shape)
+
+    rows = replay.init()
+    add = jax.jit(replay.add)
+    naive = []
+    for time, (reward, terminated, ended) in enumerate(steps):
+        obs, next_obs = pattern(2 * time), pattern(2 * time + 1)
+        row = Rows(obs, time % spec.num_actions, reward, terminated, ended, next_obs)
+        rows = add(rows, time, jax.tree.map(lambda x, like: jnp.asarray(x, like), row, _types(spec)))
+        naive.append((obs, time % spec.num_actions, reward, terminated, ended, next_obs))
+    return rows, naive
+
+
+def _types(spec: EnvSpec) -> Rows:
+    return Rows(spec.frame_dtype, "int32", "float32", "bool", "bool", spec.frame_dtype)
+
+
+@settings(max_examples=25)
+@given(
+    steps=st.lists(
+        st.tuples(st.integers(-3, 3), st.sampled_from([(False, False), (True, True), (False, True)])),
+        min_size=12,
+        max_size=40,
+    ),
+    n=st.integers(1, 3),
+    spec=st.sampled_from([BOOLS, VECTOR]),
+)
+def test_samples_are_the_transitions_of_a_plain_list(steps, n, spec):
+    capacity, discount = 9, 0.5
+    replay = DeviceReplay(spec, capacity, n, discount, reward_clip=2.0)
+    rows, naive = fill(replay, [(float(r), *ends) for r, ends in steps], spec)
+    batch = jax.jit(replay.sample, static_argnums=3)(rows, len(steps), jax.random.key(len(steps)), 64)
+    starts = range(len(steps) - capacity, len(steps) - n + 1)
+    expected = {}
+    for start in starts:
+        total, factor, last = 0.0, 1.0, start
+        for last in range(start, start + n):
+            total += factor * float(np.clip(naive[last][2], -2, 2))
+            factor *= discount
+            if naive[last][4]:
+                break
+        expected[naive[start][0].tobytes()] = (naive[start][1], total, factor * (not naive[last][3]), naive[last][5])
+    seen = set()
+    for obs, action, reward, kept, next_obs in zip(*map(np.asarray, batch), strict=True):
+        if spec.frame_dtype == "float32":
+            (key,) = [k for k in expected if np.allclose(np.frombuffer(k).reshape(2), obs, atol=1e-6)]
+        else:
+            key = obs.tobytes()
+        seen.add(key)
+        want_action, want_reward, want_discount, want_next = expected[key]
+        assert action == want_action
+        assert reward == pytest.approx(want_reward, abs=1e-5)
+        assert kept == pytest.approx(want_discount)
+        np.testing.assert_allclose(next_obs.astype(float), want_next.astype(float), atol=1e-6)
+    assert len(seen) > len(starts) // 2  # 64 draws over at most nine starts
+
+
+def test_bytes_are_known_before_allocating_and_bits_are_packed():
+    replay = DeviceReplay(EnvSpec("MinAtar", "test", (10, 10, 4), "bool", 3), 1000, 1, 0.99, None)
+    assert replay.nbytes == 1000 * (50 + 4 + 4 + 1 + 1 + 50)
+    assert sum(leaf.nbytes for leaf in replay.init()) == replay.nbytes
+
+
+SMALL = Config(
+    env_id="CartPole-v1",
+    scheme="iterated-shared",
+    num_bellman_iterations=2,
+    hidden_sizes=(16,),
+    total_timesteps=400,
+    epoch_steps=400,
+    log_period_steps=200,
+    learning_starts=100,
+    buffer_size=500,
+    target_update_period=50,
+    epsilon_decay_steps=200,
+)
+
+
+def run_loop(config: Config, seeds: list[int], stretches: list[tuple[int, bool]]):
+    env = make_native(config.env_id)
+    loop = make_loop(config, q_learning.make(config, env.spec), env, run.device_replay(config, env.spec))
+    state, step, episodes = loop.init(jnp.array(seeds)), 0, []
+    for count, learning in stretches:
+        state, ended, _ = loop.run(state, step, num_steps=count, learning=learning)
+        step += count
+        episodes.append(jax.device_get(ended))
+    return jax.device_get(state), jax.tree.map(lambda *x: np.concatenate(x), *episodes)
+
+
+def test_seed_i_of_a_batch_is_seed_i_alone_and_seeds_differ():
+    stretches = [(100, False), (20, True)]
+    batch, batch_episodes = run_loop(SMALL, [3, 4, 5], stretches)
+    for index, seed in enumerate((3, 4, 5)):
+        alone, episodes = run_loop(SMALL, [seed], stretches)
+        mine = jax.tree.map(lambda x, i=index: x[i], batch)
+        theirs = jax.tree.map(lambda x: x[0], alone)
+        np.testing.assert_array_equal(mine.rows.action[:100], theirs.rows.action[:100])  # the same first actions,
+        np.testing.assert_allclose(mine.rows.obs[:100], theirs.rows.obs[:100], atol=1e-6)  # the same frames,
+        np.testing.assert_array_equal(batch_episodes.over[:100, index], episodes.over[:100, 0])
+        for a, b in zip(jax.tree.leaves(mine.agent.params), jax.tree.leaves(theirs.agent.params), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)  # and after 20 updates the same parameters
+    first, second = (jax.tree.map(lambda x, i=i: x[i], batch) for i in (0, 1))
+    assert (first.rows.action[:100] != second.rows.action[:100]).any()
+    assert (first.rows.obs[0] != second.rows.obs[0]).all()
+    kernel = "Dense_0"
+    assert (first.agent.params["torso"][kernel]["kernel"] != second.agent.params["torso"][kernel]["kernel"]).all()
+
+
+def test_batch_indices_of_two_seeds_differ_and_do_not_depend_on_the_batch_of_seeds():
+    """A replay whose reward is its row number shows which rows were drawn."""
+    from isqn.keys import device_key
+
+    replay = DeviceReplay(VECTOR, 100, 1, 0.9, None)
+    rows = replay.init()._replace(reward=jnp.arange(100, dtype=jnp.float32))
+
+    def draw(seed):
+        return replay.sample(rows, 100, device_key(seed, "replay", 7), 32).reward
+
+    together = jax.vmap(draw)(jnp.arange(3))
+    for seed in range(3):
+        np.testing.assert_array_equal(together[seed], draw(seed))
+    assert (together[0] != together[1]).any()
+
+
+def test_a_batch_of_seeds_writes_a_whole_run_for_each(tmp_path):
+    folders = run.start(SMALL.replace(num_seeds=2, seed=7), tmp_path / "batch", quiet=True)
+    assert [f.name for f in folders] == ["seed-7", "seed-8"]
+    for folder, seed in zip(folders, (7, 8), strict=True):
+        assert run.read_config(folder).seed == seed
+        assert record.read_summary(folder)["seed"] == seed
+        assert checkpoint.steps(folder) == [400]
+        assert record.read_table(folder / "episodes.csv")
+    first, second = ((f / "episodes.csv").read_text() for f in folders)
+    assert first != second
+
+
+def test_a_batch_resumes_as_a_batch(tmp_path, monkeypatch):
+    from isqn.train.loop import Interrupted
+    from test_resume import assert_same, final, stop_after
+
+    config = SMALL.replace(num_seeds=2, checkpoint_minutes=0.0)
+    whole = run.start(config, tmp_path / "whole", quiet=True)
+    stop_after(monkeypatch, 1)
+    with pytest.raises(Interrupted):
+        run.start(config, tmp_path / "cut", quiet=True)
+    monkeypatch.undo()
+    assert run.resume(tmp_path / "cut" / "seed-1", quiet=True)  # any of them will do
+    for folder in whole:
+        assert_same(final(tmp_path / "cut" / folder.name), final(folder))
+
+
+def test_learning_in_the_compiled_loop_is_the_agents_update():
+    """One cycle, followed by hand: the same rows, the same draw, the same update and refresh."""
+    config = SMALL.replace(update_period=5, target_update_period=10, learning_starts=10, buffer_size=100)
+    env = make_native(config.env_id)
+    agent, replay = q_learning.make(config, env.spec), run.device_replay(config, env.spec)
+    before, _ = run_loop(config, [2], [(15, False)])
+    after, _ = run_loop(config, [2], [(15, False), (5, True)])
+    from isqn.keys import device_key
+
+    rows = jax.tree.map(lambda x: jnp.asarray(x[0]), after.rows)
+    batch = replay.sample(rows, 20, device_key(2, "replay", 20 // 5), config.batch_size)
+    state = jax.tree.map(lambda x: jnp.asarray(x[0]), before.agent)
+    expected = agent.refresh(agent.update(state, batch)[0])
+    for a, b in zip(jax.tree.leaves(after.agent.params), jax.tree.leaves(expected.params), strict=True):
+        np.testing.assert_allclose(a[0], b, rtol=1e-5, atol=1e-6)
+
+
+def test_uneven_periods_are_refused_in_a_sentence(tmp_path):
+    from isqn.types import UserError
+
+    with pytest.raises(
+        UserError,
+        match=r"--log-period-steps is 201; in the compiled loop it must be a multiple of --update-period \(4\)",
+    ):
+        run.start(
+            SMALL.replace(update_period=4, target_update_period=8, log_period_steps=201), tmp_path / "run", quiet=True
+        )
+
+
+def test_truncation_bootstraps_and_termination_does_not(tmp_path):
+    """Loop never terminates and is cut after 5 steps: its values are 1 / (1 - gamma), far above the 5 of an episode.
+
+    Chain ends by termination: the value of the last step is exactly its reward.
+    """
+    config = Config(
+        env_id="isqn/Loop-v0",
+        discount=0.9,
+        hidden_sizes=(),
+        learning_rate=0.02,
+        scheme="target-based",
+        target_update_period=20,
+        total_timesteps=6_000,
+        epoch_steps=6_000,
+        log_period_steps=6_000,
+        learning_starts=200,
+        epsilon_end=1.0,
+    )
+    for loop in ("host", "compiled"):
+        (folder,) = run.start(config.replace(loop=loop), tmp_path / loop, quiet=True)
+        arrays, _ = checkpoint.read(checkpoint.folder_of(folder, checkpoint.steps(folder)[0]))
+        q = arrays["agent.params.heads.kernel"][0] + arrays["agent.params.heads.bias"][0]
+        np.testing.assert_allclose(q[:, 1], 10.0, rtol=0.05)
+        np.testing.assert_allclose(q[:, 0], 9.0, rtol=0.05)
+        (folder,) = run.start(config.replace(loop=loop, env_id="isqn/Chain-v0"), tmp_path / f"{loop}-chain", quiet=True)
+        arrays, _ = checkpoint.read(checkpoint.folder_of(folder, checkpoint.steps(folder)[0]))
+        q = arrays["agent.params.heads.kernel"][0] + arrays["agent.params.heads.bias"][0]
+        assert q[6, 1] == pytest.approx(1.0, abs=0.02)
+        assert q[0, 1] == pytest.approx(0.9**6, abs=0.02)

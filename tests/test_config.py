@@ -1,0 +1,407 @@
+"""A configuration is checked where it is made, and a file of it says the same as the object."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from isqn.experiments.config import MOST_SEED, Config, docs, flag, from_mapping, nearest_path, read_toml, to_toml
+from isqn.experiments.presets import PRESETS, find_preset, preset_config, preset_for
+from isqn.losses import LOSSES
+from isqn.schemes import SCHEMES
+from isqn.types import UserError
+
+PAPER = Path(__file__).parents[2] / "shared" / "paper" / "is-qn.tex"
+
+AT_LEAST_ONE = (
+    *("num_bellman_iterations", "num_seeds", "total_timesteps", "max_episode_steps", "num_steps_return", "batch_size"),
+    *("update_period", "target_update_period", "target_sync_period", "buffer_size"),
+    *("epoch_steps", "log_period_steps", "analysis_samples"),
+)
+AT_LEAST_ZERO = (
+    *("seed", "learning_starts", "learning_rate", "adam_epsilon", "epsilon_decay_steps", "checkpoint_minutes"),
+    *("meta_learning_rate", "conservative_weight", "head_weight_discount"),
+)
+FLOATS = {name for name, value in dataclasses.asdict(Config()).items() if isinstance(value, float)}
+
+
+def refusal(**fields: Any) -> str:
+    with pytest.raises(UserError) as error:
+        Config(**fields)
+    return str(error.value)
+
+
+@pytest.mark.parametrize("name", AT_LEAST_ONE)
+def test_counts_and_periods_are_at_least_one(name):
+    assert refusal(**{name: 0}) == f"{flag(name)} is 0; it must be at least 1."
+    others = {"learning_starts": 0, "update_period": 1}  # what a period or a size of 1 also needs
+    assert getattr(Config(**others | {name: 1}), name) == 1
+
+
+@pytest.mark.parametrize("name", AT_LEAST_ZERO)
+def test_what_may_be_zero_may_not_be_less(name):
+    value = -0.5 if name in FLOATS else -1
+    assert refusal(**{name: value}) == f"{flag(name)} is {value}; it must be at least 0."
+    assert getattr(Config(**{name: 0}), name) == 0
+
+
+@pytest.mark.parametrize("name", ["discount", "epsilon_start", "epsilon_end"])
+def test_shares_are_between_0_and_1(name):
+    for value in (-0.01, 1.01, math.nan):
+        assert refusal(**{name: value}) == f"{flag(name)} is {value}; it must be between 0 and 1."
+    assert [getattr(Config(**{name: value}), name) for value in (0, 1)] == [0.0, 1.0]
+
+
+@pytest.mark.parametrize("name", ["mellowmax_temperature", "munchausen_temperature", "width_factor", "reward_clip"])
+def test_scales_are_above_0(name):
+    assert refusal(**{name: 0.0}) == f"{flag(name)} is 0.0; it must be above 0."
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"target_step_size": 0.0}, "--target-step-size is 0.0; it must be above 0 and at most 1."),
+        ({"target_step_size": 1.5}, "--target-step-size is 1.5; it must be above 0 and at most 1."),
+        ({"hidden_sizes": (8, 0)}, "--hidden-sizes is (8, 0); it must be sizes of at least 1."),
+        (
+            {"update_period": 3, "target_update_period": 200},
+            "--target-update-period is 200; it must be a multiple of --update-period (3).",
+        ),
+        (
+            {"learning_starts": 50, "buffer_size": 50},
+            "--learning-starts is 50; it must be below --buffer-size (50).",
+        ),
+        (
+            {"num_bellman_iterations": 3, "head_weights": (1.0, 2.0)},
+            "--head-weights is (1.0, 2.0); it must be empty or one for each of the 3 pairs.",
+        ),
+        (
+            {"meta_gradient": "adam", "batch_norm": True},
+            "--batch-norm is True; it cannot be combined with --meta-gradient.",
+        ),
+        (
+            {"meta_gradient": "sgd", "head_weights": (1.0,)},
+            "--head-weights is (1.0,); it cannot be combined with --meta-gradient.",
+        ),
+        (
+            {"meta_gradient": "adam", "acting_rule": "mean"},
+            "--acting-rule is 'mean'; it must be uniform with --meta-gradient, which weighs the draw.",
+        ),
+        ({"seed": MOST_SEED + 1}, "--seed is 2147483648; it must be at most 2147483647."),
+        ({"seed": MOST_SEED, "num_seeds": 2}, "--seed is 2147483647; it must be at most 2147483647."),
+        ({"scheme": "iterated-shard"}, "--scheme is 'iterated-shard'; did you mean iterated-shared?"),
+        ({"loss": "??"}, "--loss is '??'; choose one of dqn, huber, double, mellowmax, munchausen, cql."),
+        ({"compute_dtype": "bfloat"}, "--compute-dtype is 'bfloat'; did you mean bfloat16?"),
+        ({"loop": None}, "--loop is None; choose one of auto, host, compiled."),
+    ],
+)
+def test_a_refusal_names_the_flag_the_value_and_what_is_allowed(fields, sentence):
+    assert refusal(**fields) == sentence
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"seed": 1.5}, "--seed is 1.5; it must be of type int."),
+        ({"seed": True}, "--seed is True; it must be of type int."),
+        ({"layer_norm": 1}, "--layer-norm is 1; it must be of type bool."),
+        ({"env_id": 3}, "--env-id is 3; it must be of type str."),
+        ({"learning_rate": "fast"}, "--learning-rate is 'fast'; it must be a number."),
+        ({"learning_rate": True}, "--learning-rate is True; it must be a number."),
+        ({"learning_rate": None}, "--learning-rate is None; it must be a number."),
+        ({"reward_clip": "1"}, "--reward-clip is '1'; it must be a number."),
+        ({"hidden_sizes": 64}, "--hidden-sizes is 64; it must be a list of type int."),
+        ({"hidden_sizes": "big"}, "--hidden-sizes is 'big'; it must be a list of type int."),
+        ({"hidden_sizes": (64.0,)}, "--hidden-sizes is (64.0,); it must be a list of type int."),
+        ({"head_weights": ("1",)}, "--head-weights is ('1',); it must be a list of type float."),
+        ({"head_weights": (True,)}, "--head-weights is (True,); it must be a list of type float."),
+    ],
+)
+def test_a_value_of_another_type_is_refused(fields, sentence):
+    assert refusal(**fields) == sentence
+
+
+def test_whole_numbers_become_floats_and_lists_become_tuples():
+    config = Config(learning_rate=1, hidden_sizes=[8, 4], head_weights=[2], reward_clip=1)
+    assert config == Config(learning_rate=1.0, hidden_sizes=(8, 4), head_weights=(2.0,), reward_clip=1.0)
+    assert isinstance(config.learning_rate, float)
+    assert isinstance(config.head_weights[0], float)
+    hash(config)
+
+
+def test_a_config_cannot_be_changed():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Config().seed = 1  # type: ignore[misc]
+
+
+# -- files ---------------------------------------------------------------------------------------------------
+
+UNUSUAL = Config(
+    hidden_sizes=(),
+    reward_clip=None,
+    layer_norm=True,
+    learning_rate=1e-30,
+    checkpoint_minutes=math.inf,
+    num_bellman_iterations=2,
+    head_weights=(0.1, 2.0),
+    discount=1 / 3,
+    experiment='a "quoted" \\ name\nof two lines, é and 🧊',
+    seed=MOST_SEED,
+)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [*(preset_config(name) for name in PRESETS), UNUSUAL, Config(reward_clip=0.5, hidden_sizes=(3, 2, 1))],
+    ids=[*PRESETS, "unusual", "clipped"],
+)
+def test_a_file_says_the_same_as_the_object(config, tmp_path):
+    path = tmp_path / "config.toml"
+    path.write_text(to_toml(config), encoding="utf-8")
+    again = read_toml(path)
+    assert again == config
+    for field in dataclasses.fields(Config):
+        assert type(getattr(again, field.name)) is type(getattr(config, field.name)), field.name
+
+
+def test_a_file_holds_every_field_under_its_meaning():
+    text = to_toml(Config(reward_clip=None))
+    assert tomllib.loads(text).keys() == {f.name for f in dataclasses.fields(Config)} - {"reward_clip"}
+    assert "# reward_clip is not set\n" in text
+    assert "# gamma.\ndiscount = 0.99\n" in text
+
+
+def test_every_field_has_a_docstring():
+    assert list(docs()) == [field.name for field in dataclasses.fields(Config)]
+    for name, text in docs().items():
+        assert text.endswith((".", ")")), name
+        assert "\n" not in text, f"{name}: a comment of config.toml is one line"
+
+
+def file(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "mine.toml"
+    path.write_bytes(text.encode("latin-1"))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("batch_sise = 3", "sets 'batch_sise', which is not a field of a run; did you mean batch_size?"),
+        (
+            "[agent]\nlr = 3",
+            "sets 'agent', which is not a field of a run; the fields are those of `isqn train --help`.",
+        ),
+        ("batch_size = '3'", ": --batch-size is '3'; it must be of type int."),
+        ("batch_size = 3.0", ": --batch-size is 3.0; it must be of type int."),
+        ("layer_norm = 1", ": --layer-norm is 1; it must be of type bool."),
+        ("hidden_sizes = [8, 'x']", ": --hidden-sizes is [8, 'x']; it must be a list of type int."),
+        ("hidden_sizes = {a = 1}", ": --hidden-sizes is {'a': 1}; it must be a list of type int."),
+        ("discount = 2", ": --discount is 2.0; it must be between 0 and 1."),
+        ("learning_rate = nan", ": --learning-rate is nan; it must be at least 0."),
+        ("batch_size = ", "is not valid TOML: Invalid value (at end of document)."),
+        ("env_id = '\xe9'", "is not valid TOML: 'utf-8' codec can't decode"),
+    ],
+)
+def test_a_file_that_is_wrong_is_named_with_what_is_wrong(text, sentence, tmp_path):
+    path = file(tmp_path, text)
+    with pytest.raises(UserError) as error:
+        read_toml(path)
+    assert str(error.value).startswith(f"{path}{'' if sentence.startswith(':') else ' '}{sentence}")
+
+
+def test_a_path_that_is_not_there_is_answered_with_the_one_beside_it(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.toml").write_text("")
+    with pytest.raises(UserError) as error:
+        read_toml(tmp_path / "run" / "confg.toml")
+    assert str(error.value) == f"{tmp_path}/run/confg.toml does not exist; did you mean {tmp_path}/run/config.toml?"
+    assert nearest_path(tmp_path / "rum" / "config.toml") == f"; did you mean {tmp_path}/run?"
+    assert nearest_path(tmp_path / "run") == ""
+    with pytest.raises(UserError, match=r"elsewhere/x\.toml does not exist; give the config\.toml of a run\."):
+        read_toml(tmp_path / "elsewhere" / "x.toml")
+    with pytest.raises(UserError, match=r"cannot be read \(Is a directory\); give the config.toml of a run."):
+        read_toml(tmp_path / "run")
+
+
+def test_a_file_changes_only_what_it_sets():
+    base = preset_config("minatar")
+    assert from_mapping({"batch_size": 7}, "here", base) == base.replace(batch_size=7)
+    assert from_mapping({}, "here") == Config()
+
+
+# -- presets -------------------------------------------------------------------------------------------------
+
+# Table 1 of the paper: the label of a row, its number, and the field of `atari-cnn-ln` that holds it.
+SHARED = {
+    "Discount factor": ("discount", 0.99),
+    "Horizon": ("max_episode_steps", 27_000),
+    "Reward clipping": ("reward_clip", 1.0),
+    "Batch size": ("batch_size", 32),
+}
+DQN = {
+    "Number of training": ("epoch_steps", 250_000),
+    "Target update": ("target_update_period", 8_000),
+    "Initial number": ("learning_starts", 20_000),
+    "Maximum number": ("buffer_size", 1_000_000),
+    "Gradient step": ("update_period", 4),
+    "Starting": ("epsilon_start", 1.0),
+    "Ending": ("epsilon_end", 0.01),
+    "linear decay": ("epsilon_decay_steps", 250_000),
+    "Batch size": ("batch_size", 32),
+    "Learning rate": ("learning_rate", 6.25e-5),
+    "Adam": ("adam_epsilon", 1.5e-4),
+}
+
+
+@pytest.mark.parametrize("name", ["atari-cnn-ln", "atari-cnn", "atari-impala-ln"])
+def test_the_atari_presets_are_table_1(name):
+    config = preset_config(name)
+    for field, value in (*SHARED.values(), *DQN.values()):
+        assert getattr(config, field) == value, field
+    assert config.torso == ("impala" if "impala" in name else "nature")
+    assert config.layer_norm == name.endswith("-ln")
+    assert (config.protocol, config.num_steps_return, config.loss) == ("machado2018", 1, "dqn")
+    assert (config.acting_rule, config.target_step_size, config.pair_weights) == ("uniform", 1.0, (1.0,))
+    assert config.num_epochs == 100
+
+
+def table_1() -> dict[str, dict[str, str]]:
+    """Section -> label -> cell of the paper's table, without its TeX."""
+    text = PAPER.read_text()
+    text = text[text.index(r"\label{T:atari_parameters}") :]
+    text = text[: text.index(r"\end{table}")]
+    sections: dict[str, dict[str, str]] = {}
+    for part in text.split(r"\multicolumn{2}{ c }")[1:]:
+        title, rows = re.match(r"\{(.*?)\}(.*)", part, re.DOTALL).groups()
+        sections[title] = {}
+        for row in rows.split(r"\\"):
+            label, _, cell = row.replace(r"\hline", "").partition("&")
+            cell = re.sub(r"\\multirow\{\d\}\{\*\}\{(.*)\}", r"\1", cell.strip())
+            cell = cell.replace(r"\,", "").replace("$", "").replace(r" \times 10^", "e")
+            label = re.sub(r"\s*\$.*?\$\s*", "", label).strip()
+            sections[title][label] = re.sub(r"e\{(.*?)\}", r"e\1", cell)
+    return sections
+
+
+@pytest.mark.skipif(not PAPER.exists(), reason="the paper is not here")
+def test_the_numbers_of_table_1_are_the_papers():
+    table = table_1()
+    for title, numbers in (("Shared hyperparameters", SHARED), ("DQN hyperparameters", DQN)):
+        printed = dict(table[title])
+        for label, (field, value) in numbers.items():
+            cell = printed.pop(label)
+            assert cell == "clip(-1, 1)" if field == "reward_clip" else float(cell) == value, label
+        # nothing else in the table is a number: all of it is in the preset
+        rest = {cell for cell in printed.values() if re.fullmatch(r"[\d.e-]+", cell)}
+        assert rest == set(), title
+    assert table["Shared hyperparameters"]["Full action space"] == "No"
+
+
+def test_a_preset_that_is_not_known_is_answered_with_the_nearest():
+    with pytest.raises(UserError) as error:
+        find_preset("atari-cn")
+    assert str(error.value) == "--preset 'atari-cn' is not known; did you mean atari-cnn?"
+    with pytest.raises(UserError, match="--preset '0' is not known; choose one of atari-cnn-ln, atari-cnn, "):
+        find_preset("0")
+
+
+@pytest.mark.parametrize(
+    ("env_id", "name"),
+    [
+        ("ALE/Pong-v5", "atari-cnn-ln"),
+        ("MinAtar/Breakout", "minatar"),
+        ("isqn/Grid-v0", "toy"),
+        ("CartPole-v1", "classic"),
+        ("my_module:Mine-v0", "classic"),
+    ],
+)
+def test_the_environment_chooses_a_preset(env_id, name):
+    assert preset_for(env_id) == name
+
+
+def test_the_smoke_preset_is_the_papers_main_setting_cut_short():
+    paper, smoke = (dataclasses.asdict(preset_config(name)) for name in ("atari-cnn-ln", "atari-smoke"))
+    shorter = {name for name in paper if paper[name] != smoke[name]}
+    assert shorter == {
+        *("buffer_size", "learning_starts", "epsilon_decay_steps", "target_update_period", "epoch_steps"),
+        *("log_period_steps", "total_timesteps"),
+    }
+    assert all(smoke[name] < paper[name] for name in shorter)
+
+
+# -- what follows from the fields ------------------------------------------------------------------------------
+
+
+def test_epsilon_falls_linearly_and_stays():
+    config = Config(epsilon_start=0.9, epsilon_end=0.1, epsilon_decay_steps=1_000)
+    assert [config.epsilon(step) for step in (0, 250, 500, 1_000, 1_001, 10**9)] == pytest.approx(
+        [0.9, 0.7, 0.5, 0.1, 0.1, 0.1], abs=1e-12
+    )
+    traced = jax.jit(jax.vmap(config.epsilon))(jnp.array([0, 500, 1_000, 5_000]))
+    assert traced.tolist() == pytest.approx([0.9, 0.5, 0.1, 0.1], abs=1e-6)
+
+
+def test_without_decay_only_the_first_step_is_at_the_start():
+    config = Config(epsilon_start=1.0, epsilon_end=0.2, epsilon_decay_steps=0)
+    assert [config.epsilon(step) for step in (0, 1, 2)] == [1.0, 0.2, 0.2]
+
+
+@pytest.mark.parametrize(
+    ("total", "epoch", "row", "expected"),
+    [
+        (1_000, 250, 100, (4, 250, 100)),
+        (1_001, 250, 100, (5, 250, 100)),  # the last epoch is finished
+        (100, 250, 200, (1, 100, 100)),  # a run shorter than an epoch is one epoch, with at least one row
+        (250, 250, 1_000, (1, 250, 250)),
+    ],
+)
+def test_a_run_is_made_of_whole_epochs(total, epoch, row, expected):
+    config = Config(total_timesteps=total, epoch_steps=epoch, log_period_steps=row)
+    assert (config.num_epochs, config.steps_per_epoch, config.row_period_steps) == expected
+
+
+def test_probes_need_a_second_batch():
+    assert [Config(batch_size=5, analysis=analysis).sampled_batch_size for analysis in (False, True)] == [5, 10]
+
+
+def test_pair_weights_are_the_given_ones_times_powers_of_the_discount():
+    three = Config(num_bellman_iterations=3)
+    assert three.pair_weights == (1.0, 1.0, 1.0)
+    assert three.replace(head_weight_discount=0.25).pair_weights == (1.0, 0.25, 0.0625)
+    assert three.replace(head_weights=(1, 2, 3), head_weight_discount=0.5).pair_weights == (1.0, 1.0, 0.75)
+
+
+LABELS = {
+    "target-based": "TB-{}",
+    "target-free": "TF-{}",
+    "iterated-shared": "iS-{} K=4",
+    "ensemble-shared": "ES-{} N=4",
+    "iterated-target-based": "i-{} K=4",
+}
+ALGORITHMS = {
+    "dqn": "DQN",
+    "huber": "DQN-Huber",
+    "double": "DDQN",
+    "mellowmax": "Mellow",
+    "munchausen": "M-DQN",
+    "cql": "CQL",
+}
+
+
+def test_labels_are_the_papers_names():
+    assert LABELS.keys() == SCHEMES.keys()
+    assert ALGORITHMS.keys() == LOSSES.keys()
+    for scheme, pattern in LABELS.items():
+        for loss, algorithm in ALGORITHMS.items():
+            config = Config(scheme=scheme, loss=loss, num_bellman_iterations=4)
+            assert config.label == pattern.format(algorithm)
+            assert config.replace(meta_gradient="adam").label == f"Meta {config.label}"
