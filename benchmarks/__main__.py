@@ -12,8 +12,10 @@ import argparse
 import itertools
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import jax
@@ -27,7 +29,7 @@ from isqn.envs.native import make_native
 from isqn.experiments.config import Config
 from isqn.experiments.presets import preset_config
 from isqn.keys import episode_seed, host_generator
-from isqn.train import host, run
+from isqn.train import checkpoint, compiled, host, record, run
 from isqn.train.compiled import make_loop
 from isqn.train.loop import empty_totals
 from isqn.types import EnvSpec, Transition, Values
@@ -155,14 +157,14 @@ def compiler_option_ratio(rounds: int) -> dict[str, Any]:
     config = preset_config("atari-cnn-ln").replace(scheme="target-free")
     agent, batch = q_learning.make(config, ATARI), atari_batch()
     calls = {}
-    for name, compiled in (
+    for name, program in (
         ("ours", jit(agent.update, donate_argnums=0)),
         ("plain", jax.jit(agent.update, donate_argnums=0)),
     ):
         states = [agent.init(0)]
 
-        def call(compiled: Any = compiled, states: list[Any] = states) -> Any:
-            states[0], _ = compiled(states[0], batch)
+        def call(program: Any = program, states: list[Any] = states) -> Any:
+            states[0], _ = program(states[0], batch)
             return states[0]
 
         calls[name] = call
@@ -242,12 +244,53 @@ def minatar_loop(rounds: int) -> dict[str, Any]:
     return found
 
 
+def checkpoint_share(rounds: int) -> dict[str, Any]:
+    """What the checkpoints of an epoch take of its time, in runs of the small presets."""
+    spent = [0.0]
+
+    def timed(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            start = time.perf_counter()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                spent[0] += time.perf_counter() - start
+
+        return call
+
+    found = {}
+    for name, steps in (("classic", 40_000), ("minatar", 50_000)):
+        config = preset_config(name).replace(total_timesteps=steps)
+        with (
+            TemporaryDirectory() as folder,
+            _wrapped(checkpoint, ("write", "tidy"), timed),
+            _wrapped(compiled, ("_save_rows",), timed),
+        ):
+            spent[0] = 0.0
+            run.start(config, Path(folder) / "run", quiet=True)
+            rows = record.read_table(Path(folder) / "run" / "metrics.csv")
+        learning = float(rows[-1]["seconds"]) - float(rows[1]["seconds"])  # without compilation
+        found[f"checkpoints, share of the time, {name} (at most 0.02)"] = {"median": spent[0] / learning}
+    return found
+
+
+@contextmanager
+def _wrapped(module: Any, names: tuple[str, ...], wrap: Callable[..., Any]) -> Iterator[None]:
+    real = {name: getattr(module, name) for name in names}
+    for name, function in real.items():
+        setattr(module, name, wrap(function))
+    yield
+    for name, function in real.items():
+        setattr(module, name, function)
+
+
 SUITES = {
     "update": update_ratios,
     "layer-norm": layer_norm_ratios,
     "compiler": compiler_option_ratio,
     "atari": atari_loop,
     "minatar": minatar_loop,
+    "checkpoint": checkpoint_share,
 }
 
 

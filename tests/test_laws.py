@@ -60,8 +60,11 @@ def test_i_qn_with_one_iteration_is_target_based():
 def test_ensemble_of_one_is_iterated_shared_with_one_iteration():
     _, ensemble = make_agent(scheme="ensemble-shared", num_bellman_iterations=1)
     _, iterated = make_agent(scheme="iterated-shared", num_bellman_iterations=1)
-    left, _ = train(ensemble, ensemble.init(3), 20, period=5)
-    right, _ = train(iterated, iterated.init(3), 20, period=5)
+    start = ensemble.init(3)
+    heads = start.params["heads"]["kernel"]
+    np.testing.assert_array_equal(heads[0], heads[1])  # twins begin equal, the heads of iS do not
+    left, _ = train(ensemble, start, 20, period=5)
+    right, _ = train(iterated, start, 20, period=5)
     assert_trees_close(left.params, right.params, rtol=0, atol=0)
 
 

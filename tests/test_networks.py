@@ -93,8 +93,9 @@ def test_layer_norm_is_flaxs_with_its_gradient():
 def test_units_are_in_the_order_of_the_network():
     network = make_network(ATARI, 1, Config(torso="impala"))
     params, statistics = network.init(jax.random.key(0))
-    shapes = [u.shape[1:] for u in network.units(params, statistics, jnp.zeros((1, 84, 84, 4), jnp.uint8))]
-    assert shapes == [(42, 42, 32)] * 4 + [(21, 21, 64)] * 4 + [(11, 11, 64)] * 5 + [(512,)]
+    units, features = network.look(params, statistics, jnp.zeros((1, 84, 84, 4), jnp.uint8))
+    assert features.shape == (1, 512)
+    assert [u.shape[1:] for u in units] == [(42, 42, 32)] * 4 + [(21, 21, 64)] * 4 + [(11, 11, 64)] * 5 + [(512,)]
 
 
 def test_the_last_layer_starts_in_the_range_of_all_its_heads_together():

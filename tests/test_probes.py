@@ -31,7 +31,7 @@ def test_a_network_of_zeros_is_dormant():
     network = make_network(SMALL, 1, Config(hidden_sizes=(6, 5)))
     params, statistics = network.init(jax.random.key(0))
     zeros = jax.tree.map(jnp.zeros_like, params)
-    units = network.units(zeros, statistics, jnp.ones((4, 3)))
+    units, _ = network.look(zeros, statistics, jnp.ones((4, 3)))
     assert [u.shape for u in units] == [(4, 6), (4, 5)]
     assert probes.dormant_share(units) == 1.0
 

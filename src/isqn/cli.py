@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import sys
@@ -10,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, is_dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, TextIO, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import tyro
 
@@ -61,32 +62,34 @@ def train(argv: list[str]) -> int:
     base, source = _base_config(argv)
     args = _parse(Train, argv, "isqn train dqn", Train(config=base))
     from isqn.train import run
+    from isqn.train.progress import say
 
     if not args.quiet:
-        print(f"settings: {source}", file=sys.stderr)
+        say(f"settings: {source}")
     folders = run.start(args.config, args.run_dir, overwrite=args.overwrite, quiet=args.quiet)
     if not args.quiet:
-        _print_known_values(folders[0])
+        for line in _known_values(folders[0]):
+            say(line)
         for folder in folders:
             print(folder)
     return 0
 
 
-def _print_known_values(run_dir: Path) -> None:
+def _known_values(run_dir: Path) -> list[str]:
+    """What was learned beside the truth, for the problems whose values are known."""
     from isqn.train.probe import known_values
 
     known = known_values(run_dir)
     if known is None:
-        return
+        return []
     actions = range(known.true.shape[1])
     rows = [
         (str(state), *(f"{q[action]:.3f}" for action in actions for q in (learned, true)))
         for state, learned, true in zip(*known, strict=True)
     ]
     header = ("state", *(name for action in actions for name in (f"Q(s,{action})", f"Q*(s,{action})")))
-    print("learned and true values:", file=sys.stderr)
-    _table(header, rows, sys.stderr)
-    print(f"the largest difference is {abs(known.learned - known.true).max():.3f}", file=sys.stderr)
+    difference = abs(known.learned - known.true).max()
+    return ["learned and true values:", *_table(header, rows), f"the largest difference is {difference:.3f}"]
 
 
 def _base_config(argv: list[str]) -> tuple[Config, str]:
@@ -104,7 +107,7 @@ def _base_config(argv: list[str]) -> tuple[Config, str]:
 
 
 def _peek(argv: list[str], name: str) -> str | None:
-    for flag, value in zip(argv, [*argv[1:], None], strict=True):
+    for flag, value in itertools.zip_longest(argv, argv[1:]):
         if flag.replace("_", "-") == name:
             return value
         if flag.replace("_", "-").startswith(f"{name}="):
@@ -280,7 +283,7 @@ def cost(argv: list[str]) -> int:
         print(json.dumps({"preset": args.preset, "env_id": spec.id, "num_actions": spec.num_actions, "schemes": rows}))
         return 0
     print(f"\r{spec.id}, {spec.num_actions} actions, preset {args.preset}")
-    _table(
+    lines = _table(
         ("scheme", "parameters", "copied", "MFLOP/update", "network MB", "optimizer MB", "replay MB"),
         [
             (
@@ -293,6 +296,7 @@ def cost(argv: list[str]) -> int:
             for row in rows
         ],
     )
+    print(*lines, sep="\n")
     return 0
 
 
@@ -351,12 +355,12 @@ def list_things(argv: list[str]) -> int:
     if args.json:
         print(json.dumps(rows))
         return 0
-    _table((), [tuple(row.values()) for row in rows])
+    print(*_table((), [tuple(row.values()) for row in rows]), sep="\n")
     return 0
 
 
-def _table(header: tuple[str, ...], rows: list[tuple[str, ...]], file: TextIO | None = None) -> None:
-    """Columns as wide as they must be; numbers to the right."""
+def _table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> Iterator[str]:
+    """Lines with columns as wide as they must be; numbers to the right."""
     lines = [header, *rows] if header else rows
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
     for line in lines:
@@ -364,7 +368,7 @@ def _table(header: tuple[str, ...], rows: list[tuple[str, ...]], file: TextIO | 
             cell.rjust(width) if header and column else cell.ljust(width)
             for column, (cell, width) in enumerate(zip(line, widths, strict=True))
         ]
-        print("  ".join(cells).rstrip(), file=file)
+        yield "  ".join(cells).rstrip()
 
 
 def _listing(what: str) -> list[dict[str, str]]:
@@ -406,7 +410,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
 def _parse(kind: Any, argv: list[str], prog: str, default: Any = None) -> Any:
     """A flag or a choice that is not known is answered with the nearest one; the rest is tyro's."""
     options = _options(kind)
-    for word, following in zip(argv, [*argv[1:], ""], strict=True):
+    for word, following in itertools.zip_longest(argv, argv[1:], fillvalue=""):
         name, equals, value = word.partition("=")
         name = name.replace("_", "-")
         if not name.startswith("--") or name == "--help":
@@ -504,7 +508,8 @@ def main(argv: list[str] | None = None) -> int:
             return INTERRUPTED
         if debug:
             raise
-        print(f"isqn: {type(error).__name__}: {error} (add --debug for the traceback)", file=sys.stderr)
+        message = str(error).strip().partition("\n")[0]
+        print(f"isqn: {type(error).__name__}: {message} (add --debug for the traceback)", file=sys.stderr)
         return 1
 
 

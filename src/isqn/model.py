@@ -13,11 +13,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from isqn.agents.q_learning import AgentState
 from isqn.data.files import DamagedFile
 from isqn.envs.adapter import Environment, make_environment
 from isqn.experiments.config import Config, read_toml, to_toml
 from isqn.experiments.presets import PRESETS, find_preset, preset_for
-from isqn.schemes import TargetScheme
+from isqn.schemes import TargetScheme, k_of
 from isqn.train import checkpoint, record, run
 from isqn.train.evaluate import Episode, load_agent_state
 from isqn.train.evaluate import evaluate as play
@@ -46,16 +47,16 @@ class Model:
         env_id = self._env.spec.id if self._env else str(env)
         settings = (PRESETS[preset_for(env_id)] if preset == "auto" else find_preset(preset)).fields
         if scheme is not None:
-            fields |= {"scheme": scheme.name, "num_bellman_iterations": scheme.num_pairs}
+            fields |= {"scheme": scheme.name, "num_bellman_iterations": k_of(scheme)}
         if self._env:
             fields["loop"] = "host"  # the object that was given is the environment to play
         self._begin(Config(**{**settings, "env_id": env_id, **fields}))
+        self.state: AgentState = jax.jit(self._agent.init)(self.config.seed)
 
     def _begin(self, config: Config, spec: EnvSpec | None = None) -> None:
         self.config = config
         self.spec = spec or (self._env.spec if self._env else run.specification(config))
         self._set_agent(config)
-        self.state = jax.jit(self._agent.init)(config.seed)
         self.num_timesteps = 0
         self._run_dir: Path | None = None
         self._temporary: TemporaryDirectory[str] | None = None
@@ -142,7 +143,7 @@ class Model:
             raise UserError(f"{folder} cannot be loaded: {error}") from None
         spec = EnvSpec(**{**manifest["spec"], "frame_shape": tuple(manifest["spec"]["frame_shape"])})
         model._begin(config, spec)
-        tree = checkpoint.unflatten({"agent": model.state}, arrays, folder)
+        tree = checkpoint.unflatten({"agent": jax.eval_shape(model._agent.init, 0)}, arrays, folder)
         model.state, model.num_timesteps = jax.tree.map(jnp.asarray, tree["agent"]), manifest["step"]
         return model
 

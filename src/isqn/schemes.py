@@ -27,6 +27,7 @@ class TargetScheme:
     online: tuple[int, ...]  # the heads that learn, one for each pair
     target: tuple[int, ...]  # the heads they learn from
     copy: tuple[int, ...] = ()  # for each pair, which older copy of the network holds its target; () for none
+    twins: bool = False  # whether target heads begin as copies of their online heads
     size: str = ""  # "K=9", for labels
 
     @property
@@ -40,9 +41,8 @@ class TargetScheme:
     @property
     def moves(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The heads that a refresh overwrites inside the network, and the heads it copies there."""
-        if self.copy:
-            return self.online[:-1], self.online[1:]
-        return self.target, self.online
+        pairs = [pair for pair in zip(self.target, self.online, strict=True) if pair[0] != pair[1]]
+        return tuple(to for to, _ in pairs), tuple(source for _, source in pairs)
 
     @property
     def refreshes(self) -> bool:
@@ -84,6 +84,7 @@ def ensemble_shared(n: int) -> TargetScheme:
         num_heads=2 * n,
         online=tuple(range(1, 2 * n, 2)),
         target=tuple(range(0, 2 * n, 2)),
+        twins=True,
         size=f"N={n}",
     )
 
@@ -120,6 +121,14 @@ def make_scheme(name: str, k: int) -> TargetScheme:
     if k < 1:
         raise UserError(f"--k is {k}; the number of Bellman iterations (or pairs) must be at least 1.")
     return SCHEMES[name](k)
+
+
+def k_of(scheme: TargetScheme) -> int:
+    """The k from which SCHEMES makes this very scheme: a configuration holds its name and this number."""
+    for k in range(1, scheme.num_heads + 1):
+        if make_scheme(scheme.name, k) == scheme:
+            return k
+    raise UserError(f"The scheme is not what isqn.schemes.SCHEMES makes by the name {scheme.name!r}; add its function.")
 
 
 def refresh(

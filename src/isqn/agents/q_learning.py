@@ -55,6 +55,8 @@ def make(config: Config, spec: EnvSpec) -> Agent:
 
     def init(seed: Array | int) -> AgentState:
         params, statistics = network.init(device_key(seed, "network"))
+        if scheme.twins:
+            params, _ = schemes.refresh(scheme, params, ())
         return AgentState(
             seed=jnp.asarray(seed, jnp.uint32),
             params=params,

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from isqn.compiler import jit
 from isqn.types import Array, EnvSpec, Metrics, Params, Transition
 
 if TYPE_CHECKING:
@@ -30,13 +31,13 @@ def dormant_share(units: list[Array]) -> float:
     As in the authors' code: Sokar et al. 2023 with a threshold of 0.
     """
     dormant = [np.asarray(jnp.sum(layer, axis=0) <= 0) for layer in units]
-    return float(sum(d.sum() for d in dormant) / sum(d.size for d in dormant))
+    return float(sum(d.sum() for d in dormant) / max(1, sum(d.size for d in dormant)))
 
 
 def probe_features(network: Network, state: AgentState, obs: Any) -> dict[str, float]:
     """Rank and dormant units of a network on a set of states."""
-    units = jax.jit(network.units)(state.params, state.statistics, obs)
-    return {"effective_rank": effective_rank(np.asarray(units[-1])), "dormant_share": dormant_share(units)}
+    units, features = jit(network.look)(state.params, state.statistics, obs)
+    return {"effective_rank": effective_rank(np.asarray(features)), "dormant_share": dormant_share(units)}
 
 
 def observed(agent: Agent, config: Config, spec: EnvSpec) -> Agent:

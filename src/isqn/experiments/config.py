@@ -102,8 +102,8 @@ class Config:
     """The head that acts: a random online head at each step (the paper) or each episode, their mean, the last."""
 
     # -- network -----------------------------------------------------------------------------------------------
-    torso: Literal["auto", "mlp", "minatar", "nature", "impala"] = "auto"
-    """What is under the heads. auto: by the shape of the observation."""
+    torso: str = "auto"
+    """What is under the heads: mlp, minatar, nature or impala. auto: by the shape of the observation."""
     hidden_sizes: tuple[int, ...] = (128, 128)
     """Of the MLP; none: linear in the observation."""
     layer_norm: bool = False

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 
-from isqn.networks.torsos import TORSOS, Style
+from isqn.networks.torsos import FOR_IMAGES, TORSOS, Style
 from isqn.types import Array, EnvSpec, Params, UserError
 
 
@@ -20,7 +20,7 @@ class Network(NamedTuple):
 
     init: Callable[[Array], tuple[Params, Params]]  # key -> params, statistics
     apply: Callable[..., tuple[Array, Params]]  # params, statistics, obs (B, ...), train -> q (B, H, A), statistics
-    units: Callable[[Params, Params, Array], list[Array]]  # the output of every ReLU, the shared features last
+    look: Callable[[Params, Params, Array], tuple[list[Array], Array]]  # the output of every ReLU, the shared features
 
 
 class NetworkSettings(Protocol):
@@ -46,7 +46,7 @@ def torso_name(requested: str, spec: EnvSpec) -> str:
         return "minatar" if min(spec.frame_shape[:2]) < 32 else "nature"
     if requested not in TORSOS:
         raise UserError(f"--torso {requested!r} is not known; choose one of auto, {', '.join(TORSOS)}.")
-    if requested != "mlp" and not spec.is_image:
+    if requested in FOR_IMAGES and not spec.is_image:
         raise UserError(
             f"--torso {requested} needs images, but {spec.id} observes vectors of shape {spec.frame_shape}; "
             "use --torso mlp."
@@ -91,12 +91,12 @@ def make_network(spec: EnvSpec, num_heads: int, settings: NetworkSettings) -> Ne
         )
         return q.astype(jnp.float32), statistics  # errors and losses are float32 whatever the torso computes in
 
-    def units(params: Params, statistics: Params, obs: Array) -> list[Array]:
+    def look(params: Params, statistics: Params, obs: Array) -> tuple[list[Array], Array]:
         variables = {"params": params["torso"], "batch_stats": statistics}
-        _, collected = torso.apply(variables, obs, False, mutable=["intermediates"])
-        return jax.tree.leaves(_in_call_order(collected["intermediates"]))
+        features, collected = torso.apply(variables, obs, False, mutable=["intermediates"])
+        return jax.tree.leaves(_in_call_order(collected.get("intermediates", {}))), features
 
-    return Network(init, apply, units)
+    return Network(init, apply, look)
 
 
 def _in_call_order(tree: Any) -> Any:

@@ -146,3 +146,4 @@ TORSOS: dict[str, Callable[[Style], nn.Module]] = {
     "nature": NatureCNN,
     "impala": Impala,
 }
+FOR_IMAGES = ("minatar", "nature", "impala")

@@ -52,9 +52,8 @@ def learning_curves(
     """
     plt = _pyplot()
     with plt.rc_context(STYLE):
-        figure, axes = plt.subplots(
-            1, len(panels), figsize=(0.6 + 3.6 * len(panels), 3.1), squeeze=False, layout="constrained"
-        )
+        size = (max(5.2, 0.6 + 3.6 * len(panels)), 3.3)
+        figure, axes = plt.subplots(1, len(panels), figsize=size, squeeze=False, layout="constrained")
         for axis, (problem, curves) in zip(axes[0], panels.items(), strict=True):
             for label, returns in curves.items():
                 axis.plot(steps[problem], returns.T, color=colour(label), linewidth=0.6, alpha=0.3)
@@ -64,7 +63,7 @@ def learning_curves(
             axis.xaxis.set_major_formatter(lambda x, _: f"{x / 1000:g}k" if x else "0")
         axes[0][0].set_ylabel(ylabel)
         handles, labels = axes[0][0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
+        figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), round(size[0])))
         return figure
 
 

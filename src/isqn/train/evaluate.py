@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -75,7 +76,9 @@ def evaluate(
         played.append(Episode(start, total, length))
     if video and write_video:
         video.parent.mkdir(parents=True, exist_ok=True)
-        write_video(video, pictures, fps=30, macro_block_size=2)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)  # JAX's; the child only becomes ffmpeg
+            write_video(video, pictures, fps=30, macro_block_size=2)
     return played
 
 

@@ -1,12 +1,13 @@
 """One line that says where a run is. Silent in pipes but for a line for each epoch.
 
-If nobody reads any more, nothing is written any more, and the run goes on.
+If nobody reads it any more, the run goes on.
 """
 
 from __future__ import annotations
 
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import psutil
@@ -14,6 +15,17 @@ import psutil
 
 def memory_mb() -> float:
     return psutil.Process().memory_info().rss / 1e6
+
+
+def say(sentence: str) -> None:
+    """A line for the person who watches, in place of the progress line."""
+    _write(("\r\x1b[K" if sys.stderr.isatty() else "") + sentence + "\n")
+
+
+def _write(text: str) -> None:
+    with suppress(BrokenPipeError):
+        sys.stderr.write(text)
+        sys.stderr.flush()
 
 
 def duration(seconds: float) -> str:
@@ -53,15 +65,8 @@ class Progress:
             f"{memory_mb():,.0f} MB",
             f"{left} left",
         ]
-        self._write("\r\x1b[K" + " · ".join(filter(None, parts)))
+        _write("\r\x1b[K" + " · ".join(filter(None, parts)))
 
     def say(self, sentence: str) -> None:
         if self.enabled:
-            self._write(("\r\x1b[K" if sys.stderr.isatty() else "") + sentence + "\n")
-
-    def _write(self, text: str) -> None:
-        try:
-            sys.stderr.write(text)
-            sys.stderr.flush()
-        except BrokenPipeError:
-            self.enabled = False
+            say(sentence)

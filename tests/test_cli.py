@@ -1,0 +1,734 @@
+"""What people type: it works, or one sentence says what to type instead."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import fields
+from pathlib import Path
+from types import SimpleNamespace
+
+import gymnasium as gym
+import jax
+import numpy as np
+import psutil
+import pytest
+from jax.experimental.compilation_cache import compilation_cache
+
+import isqn
+from isqn.cli import main
+from isqn.experiments.config import Config, flag, read_toml
+from isqn.experiments.presets import PRESETS
+from isqn.losses import LOSSES
+from isqn.schemes import SCHEMES
+from isqn.train import checkpoint, record, run
+from isqn.types import UserError
+from test_resume import assert_same, final
+
+SHORT = [
+    *("--env-id", "isqn/Chain-v0", "--loop", "host", "--hidden-sizes", "8", "--k", "2", "--buffer-size", "1_000"),
+    *("--total-timesteps", "300", "--epoch-steps", "150", "--learning-starts", "50", "--log-period-steps", "50"),
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_once(tmp_path_factory):
+    """Equal programs of this file are compiled once."""
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.getbasetemp() / "compiled"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    compilation_cache.reset_cache()
+    yield
+    jax.config.update("jax_compilation_cache_dir", None)
+    compilation_cache.reset_cache()
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run made by the command, and what the command printed."""
+    folder = tmp_path_factory.mktemp("cli") / "run"
+    with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
+        assert main(["train", "dqn", *SHORT, "--run-dir", str(folder)]) == 0
+    return SimpleNamespace(folder=folder, out=out.getvalue(), err=err.getvalue())
+
+
+@pytest.fixture
+def refused(capsys):
+    """Run a command that must fail; its one sentence."""
+
+    def call(*words: str, code: int = 1) -> str:
+        capsys.readouterr()
+        assert main([*words]) == code
+        out, err = capsys.readouterr()
+        assert out == ""
+        *before, sentence = err.splitlines()
+        assert all(line.startswith("settings: ") for line in before), err
+        assert sentence.startswith("isqn: ")
+        return sentence.removeprefix("isqn: ")
+
+    return call
+
+
+@pytest.fixture
+def answer(capsys):
+    """Run a command with --json; what it printed, as an object."""
+
+    def call(*words: str):
+        capsys.readouterr()
+        assert main([*words, "--json"]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    return call
+
+
+def process(*words: str, **streams) -> subprocess.CompletedProcess:
+    """The command in a process of its own, which shares what this one has compiled."""
+    env = os.environ | {
+        "JAX_COMPILATION_CACHE_DIR": jax.config.jax_compilation_cache_dir,
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | streams
+    return subprocess.run([sys.executable, "-m", "isqn.cli", *words], **streams, env=env, text=True, check=False)
+
+
+# -- first steps -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("words", [[], ["--help"], ["-h"]])
+def test_isqn_alone_says_what_it_is_in_five_lines(words, capsys):
+    assert main(words) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 5
+    assert lines[0] == f"isqn {isqn.__version__}: deep value-based reinforcement learning without the second network."
+    assert "isqn train dqn --env-id isqn/Chain-v0" in lines[1]
+    assert all(command in lines[3] for command in ("train", "resume", "eval", "probe", "cost", "list", "doctor"))
+
+
+def test_the_version(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"{isqn.__version__}\n"
+
+
+HELP = {
+    "train": [
+        *(flag(field.name) for field in fields(Config)),
+        *("--k", "--gamma", "--tau", "--train-frequency", "--target-network-frequency", "--update-horizon"),
+        *("--min-replay-history", "--preset", "--config", "--run-dir", "--overwrite", "--quiet"),
+    ],
+    "resume": ["--quiet"],
+    "eval": ["--episodes", "--seed", "--epsilon", "--acting-rule", "--which", "--capture-video", "--json"],
+    "probe": ["--metric", "--which", "--samples", "--updates", "--seed", "--json"],
+    "cost": ["--game", "--json"],
+    "list": ["--json"],
+    "doctor": ["--preset", "--json"],
+}
+
+
+@pytest.mark.parametrize("command", HELP)
+def test_help_lists_every_flag(command, capsys):
+    with pytest.raises(SystemExit) as exit_:
+        main([command, "--help"])
+    assert exit_.value.code == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    missing = [name for name in HELP[command] if name not in out]
+    assert missing == []
+
+
+def test_the_first_run_learns_the_known_values(tmp_path, monkeypatch, capsys):
+    """`isqn train dqn --env-id isqn/Chain-v0` as it is: the preset's numbers, the default folder."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "dqn", "--env-id", "isqn/Chain-v0"]) == 0
+    out, err = capsys.readouterr()
+    assert out == "runs/default/isqn-Chain-v0/iS-DQN-K1/seed-0\n"
+    lines = err.splitlines()
+    assert lines[0] == "settings: preset toy, chosen by the environment"
+    start = lines.index("learned and true values:")
+    header, *rows, last = lines[start + 1 :]
+    assert header.split() == ["state", "Q(s,0)", "Q*(s,0)", "Q(s,1)", "Q*(s,1)"]
+    table = np.array([[float(cell) for cell in row.split()] for row in rows])
+    assert table[:, 0].tolist() == list(range(7))
+    right = 0.9 ** np.arange(6, -1, -1)
+    np.testing.assert_allclose(table[:, 4], right, atol=6e-4)
+    np.testing.assert_allclose(table[:, 2], 0.9 * np.array([right[0], *right[:-1]]), atol=6e-4)
+    worst = max(abs(table[:, 1] - table[:, 2]).max(), abs(table[:, 3] - table[:, 4]).max())
+    assert worst < 0.05
+    assert last.startswith("the largest difference is ")
+    assert float(last.split()[-1]) == pytest.approx(worst, abs=2e-3)
+
+
+# -- typos -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "sentence"),
+    [
+        (["trian"], 2, "`isqn trian` is not known; did you mean train?"),
+        (["??"], 2, "`isqn ??` is not known; choose one of train, resume, eval, probe, cost, list, doctor."),
+        (
+            ["train", "cql"],
+            2,
+            "`isqn train cql` is not known; online agents are trained by `isqn train dqn --loss ...`.",
+        ),
+        (["train", "--envid", "x"], 2, "`isqn train dqn` has no flag --envid; did you mean --env-id?"),
+        (["train", "dqn", "--gama=0.9"], 2, "`isqn train dqn` has no flag --gama; did you mean --gamma?"),
+        (["train", "--no_layer_nrm"], 2, "`isqn train dqn` has no flag --no-layer-nrm; did you mean --no-layer-norm?"),
+        (["eval", "x", "--xyz"], 2, "`isqn eval` has no flag --xyz; `isqn eval --help` lists them."),
+        (["train", "--scheme", "iterated-shard"], 2, "--scheme is 'iterated-shard'; did you mean iterated-shared?"),
+        (["train", "--loss=dqm"], 2, "--loss is 'dqm'; did you mean dqn?"),
+        (["train", "--loop", "?"], 2, "--loop is '?'; choose one of auto, host, compiled."),
+        (["eval", "x", "--which", "bst"], 2, "--which is 'bst'; did you mean best?"),
+        (["probe", "x", "--metric", "dormant", "dorment"], 2, "--metric is 'dorment'; did you mean dormant?"),
+        (["list", "env"], 2, "`isqn list env` is not known; did you mean envs?"),
+        (["train", "--preset", "atari-cn"], 1, "--preset 'atari-cn' is not known; did you mean atari-cnn?"),
+        (["cost", "clasic"], 1, "--preset 'clasic' is not known; did you mean classic?"),
+        (["doctor", "--preset", "toi"], 1, "--preset 'toi' is not known; did you mean toy?"),
+        (
+            ["train", "--env-id", "isqn/Chian-v0"],
+            1,
+            "--env-id 'isqn/Chian-v0' is not a known environment; did you mean isqn/Chain-v0?",
+        ),
+        (
+            ["train", "--preset", "toy", "--config", "x.toml"],
+            2,
+            "--config and --preset both say where to start from; give one of them.",
+        ),
+        (["train", "--batch-size", "0"], 1, "--batch-size is 0; it must be at least 1."),
+        (["train", "--seed", "-1"], 1, "--seed is -1; it must be at least 0."),
+        (["eval", "x", "--episodes", "0"], 1, "--episodes is 0; it must be at least 1."),
+        (["eval", "x", "--epsilon", "2"], 1, "--epsilon is 2.0; it must be between 0 and 1."),
+        (["eval", "x", "--seed", "-1"], 1, "--seed is -1; it must be between 0 and 2147483647."),
+        (["probe", "x", "--updates", "0"], 1, "--updates is 0; it must be at least 1."),
+        (
+            ["train", "--torso", "nature"],
+            1,
+            "--torso nature needs images, but isqn/Chain-v0 observes vectors of shape (8,); use --torso mlp.",
+        ),
+        (
+            ["train", "--update-period", "3", "--target-update-period", "30", "--loop", "compiled"],
+            1,
+            "--log-period-steps is 500; in the compiled loop it must be a multiple of --update-period (3).",
+        ),
+        (
+            ["train", "--env-id", "ALE/Pong-v5", "--num-seeds", "2"],
+            1,
+            "--num-seeds 2 needs the compiled loop, for environments written in JAX; "
+            "train the seeds of ALE/Pong-v5 one by one with --seed.",
+        ),
+        (
+            ["train", "--env-id", "ALE/Pong-v5", "--loop", "compiled"],
+            1,
+            "--loop compiled needs an environment written in JAX, and ALE/Pong-v5 is not; "
+            "`isqn list envs` shows which are, or leave --loop at auto.",
+        ),
+    ],
+)
+def test_a_mistake_is_answered_in_one_sentence(words, code, sentence, refused, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert refused(*words, code=code) == sentence
+    assert list(tmp_path.iterdir()) == [], "a refused command leaves nothing behind"
+
+
+def test_a_path_is_answered_with_the_nearest(trained, refused):
+    folder = trained.folder
+    near = folder.with_name("rum")
+    for command in ("eval", "resume", "probe"):
+        assert refused(command, str(near)) == f"{near} does not exist; did you mean {folder}?"
+    file = folder / "confg.toml"
+    assert refused("train", "--config", str(file)) == f"{file} does not exist; did you mean {folder}/config.toml?"
+
+
+def test_a_key_of_a_file_is_answered_with_the_nearest(trained, refused, tmp_path):
+    text = (trained.folder / "config.toml").read_text()
+    path = tmp_path / "mine.toml"
+    path.write_text(text.replace("batch_size =", "batch_sise ="))
+    expected = f"{path} sets 'batch_sise', which is not a field of a run; did you mean batch_size?"
+    assert refused("train", "--config", str(path)) == expected
+    path.write_text(text.replace("hidden_sizes = [8]", "hidden_sizes = 8"))
+    expected = f"{path}: --hidden-sizes is 8; it must be a list of type int."
+    assert refused("train", "--config", str(path)) == expected
+
+
+def test_debug_gives_the_traceback(trained):
+    with pytest.raises(UserError, match="not known; did you mean train"):
+        main(["trian", "--debug"])
+    done = process("trian", "--debug")
+    assert done.returncode == 1
+    assert done.stderr.startswith("Traceback (most recent call last):")
+    done = process("trian")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "isqn: `isqn trian` is not known; did you mean train?\n"
+
+
+def test_a_value_that_cannot_be_read_is_a_usage_error(capsys):
+    with pytest.raises(SystemExit) as exit_:
+        main(["train", "--seed", "abc"])
+    assert exit_.value.code == 2
+    assert "--seed" in capsys.readouterr().err
+
+
+# -- train -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def parsed(monkeypatch):
+    """The configuration that a command line asks for, without training it."""
+
+    def call(*words: str) -> Config:
+        seen = []
+        monkeypatch.setattr(run, "start", lambda config, *rest, **more: seen.append(config) or [])
+        assert main(["train", "dqn", *words, "--quiet"]) == 0
+        return seen[0]
+
+    return call
+
+
+def test_flags_have_the_names_that_others_use(parsed):
+    ours = parsed(
+        *("--num-bellman-iterations", "7", "--discount", "0.5", "--target-step-size", "0.1", "--update-period", "4"),
+        *("--target-update-period", "8", "--num-steps-return", "3", "--learning-starts", "9"),
+    )
+    theirs = parsed(
+        *("--k", "7", "--gamma", "0.5", "--tau", "0.1", "--train-frequency", "4"),
+        *("--target-network-frequency", "8", "--update-horizon", "3", "--min-replay-history", "9"),
+    )
+    assert ours == theirs
+    assert (ours.num_bellman_iterations, ours.discount, ours.target_step_size, ours.update_period) == (7, 0.5, 0.1, 4)
+    assert (ours.target_update_period, ours.num_steps_return, ours.learning_starts) == (8, 3, 9)
+
+
+def test_numbers_may_have_underscores_and_flags_too(parsed):
+    assert parsed("--total-timesteps", "1_000").total_timesteps == 1_000
+    assert parsed("--total_timesteps=25_000_000").total_timesteps == 25_000_000
+
+
+def test_flags_change_the_preset_or_the_file_that_they_start_from(parsed, trained):
+    assert parsed("--preset", "minatar") == Config(**PRESETS["minatar"].fields)
+    assert parsed("--preset", "minatar", "--seed", "3") == Config(**PRESETS["minatar"].fields, seed=3)
+    assert parsed("--env-id", "CartPole-v1") == Config(**PRESETS["classic"].fields | {"env_id": "CartPole-v1"})
+    assert parsed("--env-id=MinAtar/Freeway").buffer_size == PRESETS["minatar"].fields["buffer_size"]
+    file = trained.folder / "config.toml"
+    assert parsed("--config", str(file), "--seed", "4") == read_toml(file).replace(seed=4)
+    assert parsed("--hidden-sizes", "3", "4", "--layer-norm").hidden_sizes == (3, 4)
+    assert parsed("--reward-clip", "None").reward_clip is None
+
+
+def test_train_writes_the_documented_files_and_prints_the_folder(trained):
+    assert trained.out == f"{trained.folder}\n"
+    names = {path.name for path in trained.folder.iterdir()}
+    best = {name for name in names if name.startswith("best-")}
+    assert len(best) == 1
+    assert names - best == {"config.toml", "episodes.csv", "metrics.csv", "summary.json", "checkpoints", "replay"}
+    config = read_toml(trained.folder / "config.toml")
+    assert (config.label, config.hidden_sizes, config.total_timesteps) == ("iS-DQN K=2", (8,), 300)
+    summary = json.loads((trained.folder / "summary.json").read_text())
+    assert summary["status"] == "finished"
+    assert summary["episodes"] == len(record.read_table(trained.folder / "episodes.csv"))
+    lines = trained.err.splitlines()
+    assert lines[1] == "iS-DQN K=2 on isqn/Chain-v0 (gymnasium), seed 0"
+    assert [line.split(":")[0] for line in lines[3:5]] == ["epoch 1/2", "epoch 2/2"]
+    assert "\r" not in trained.err, "no progress line where nobody watches"
+
+
+def test_the_config_of_a_run_reproduces_it(trained, tmp_path, capsys):
+    again = tmp_path / "again"
+    assert main(["train", "--config", str(trained.folder / "config.toml"), "--run-dir", str(again), "--quiet"]) == 0
+    assert_same(final(again), final(trained.folder))
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_process_in_a_pipe_prints_lines_only_and_quiet_prints_nothing(trained, tmp_path):
+    words = ["train", "--config", str(trained.folder / "config.toml"), "--run-dir"]
+    done = process(*words, str(tmp_path / "a"))
+    assert (done.returncode, done.stdout) == (0, f"{tmp_path}/a\n")
+    assert done.stderr.replace(f"{trained.folder}/config.toml", "preset toy, chosen by the environment") == trained.err
+    done = process(*words, str(tmp_path / "b"), "--quiet")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_seeds_get_a_folder_each(tmp_path, capsys):
+    words = ["--hidden-sizes", "8", "--total-timesteps", "100", "--learning-starts", "50", "--log-period-steps", "50"]
+    words += ["--epoch-steps", "100", "--num-seeds", "2", "--seed", "5", "--run-dir", str(tmp_path / "run")]
+    assert main(["train", "dqn", *words]) == 0
+    out, err = capsys.readouterr()
+    assert out == f"{tmp_path}/run/seed-5\n{tmp_path}/run/seed-6\n"
+    assert "seeds 5 to 6, compiled loop" in err
+    assert [read_toml(tmp_path / "run" / f"seed-{seed}" / "config.toml").seed for seed in (5, 6)] == [5, 6]
+
+
+def test_a_folder_in_the_way_is_named_with_what_to_do(trained, refused, tmp_path):
+    unfinished, foreign, file = tmp_path / "unfinished", tmp_path / "foreign", tmp_path / "file"
+    record.create_run(unfinished, Config())
+    foreign.mkdir()
+    (foreign / "thesis.tex").write_text("precious")
+    file.write_text("")
+
+    def sentence(folder: Path, *more: str) -> str:
+        return refused("train", *SHORT, "--run-dir", str(folder), *more)
+
+    assert sentence(trained.folder) == (
+        f"{trained.folder} holds a finished run; choose another --run-dir or --experiment, or add --overwrite."
+    )
+    assert sentence(unfinished) == (
+        f"{unfinished} holds an unfinished run; go on with `isqn resume {unfinished}`, or add --overwrite."
+    )
+    for folder in (foreign, file):
+        assert sentence(folder) == f"{folder} exists and is not a run; choose another --run-dir."
+        assert sentence(folder, "--overwrite") == f"{folder} exists and is not a run; choose another --run-dir."
+    assert (foreign / "thesis.tex").read_text() == "precious"
+    inside = file / "run"
+    assert sentence(inside) == f"{inside} cannot be written (Not a directory); choose another --run-dir."
+
+
+def test_overwriting_starts_anew_but_not_for_a_command_that_is_refused(refused, tmp_path):
+    folder = tmp_path / "run"
+    record.create_run(folder, Config(seed=9))
+    (folder / "notes").write_text("old")
+    refused("train", *SHORT, "--run-dir", str(folder), "--overwrite", "--torso", "nature")
+    assert (folder / "notes").exists()
+    assert main(["train", *SHORT, "--run-dir", str(folder), "--overwrite", "--quiet"]) == 0
+    assert not (folder / "notes").exists()
+    assert read_toml(folder / "config.toml").seed == 0
+
+
+@pytest.mark.parametrize(
+    ("loop", "hint"),
+    [("host", "Lower --buffer-size, or set --compress-replay yes."), ("compiled", "Lower --buffer-size.")],
+)
+def test_a_replay_that_does_not_fit_is_refused_with_the_flag(loop, hint, refused, monkeypatch, tmp_path):
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=2_000_000_000, total=4e9))
+    words = ["--loop", loop, "--buffer-size", "1_000_000_000", "--run-dir", str(tmp_path / "run")]
+    sentence = refused("train", "--env-id", "isqn/Chain-v0", *words)
+    assert sentence.startswith("The run needs ")
+    assert sentence.endswith(f"; 2.0 GB are free here. {hint}")
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_unexpected_failure_is_one_line(monkeypatch, capsys, tmp_path):
+    def fail(*args, **kwargs):
+        raise ZeroDivisionError("in the middle\nof a long story")
+
+    monkeypatch.setattr(run, "train", fail)
+    words = ["train", *SHORT, "--run-dir", str(tmp_path / "run"), "--quiet"]
+    assert main(words) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err == "isqn: ZeroDivisionError: in the middle (add --debug for the traceback)\n"
+    with pytest.raises(ZeroDivisionError):
+        main([*words, "--overwrite", "--debug"])
+
+
+def test_ctrl_c_is_silent(monkeypatch, capsys):
+    def stop(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run, "start", stop)
+    assert main(["train", "--quiet"]) == 130
+    assert capsys.readouterr() == ("", "")
+
+
+def test_nobody_reading_is_no_failure(tmp_path):
+    """Neither where the output is the answer nor where it only says how far a run is."""
+    for words, stream in (
+        (["list", "envs"], "stdout"),
+        (["train", *SHORT, "--run-dir", str(tmp_path / "run")], "stderr"),
+    ):
+        reading, writing = os.pipe()
+        os.close(reading)
+        done = process(*words, **{stream: writing})
+        os.close(writing)
+        assert done.returncode == 0
+        assert not done.stderr
+    assert record.read_summary(tmp_path / "run")["status"] == "finished"
+    assert done.stdout == f"{tmp_path}/run\n"
+
+
+# -- resume ------------------------------------------------------------------------------------------------------
+
+
+def test_resume_goes_on_and_quiet_says_nothing(trained, tmp_path, capsys):
+    folder = tmp_path / "run"
+    record.create_run(folder, read_toml(trained.folder / "config.toml"))
+    assert main(["resume", str(folder), "--quiet"]) == 0
+    assert_same(final(folder), final(trained.folder))
+    assert main(["resume", str(folder), "--quiet"]) == 0
+    assert capsys.readouterr() == ("", "")
+
+
+def test_what_is_not_a_run_is_refused(refused, tmp_path):
+    for command in ("resume", "eval", "probe"):
+        assert refused(command, str(tmp_path)) == f"{tmp_path} is not a run: there is no config.toml in it."
+
+
+# -- eval and probe ------------------------------------------------------------------------------------------------
+
+
+def test_eval_plays_the_same_games_again(trained, answer):
+    words = ["eval", str(trained.folder), "--episodes", "4", "--seed", "7", "--epsilon", "0.5"]
+    found = answer(*words)
+    assert found == answer(*words)
+    assert found != answer(*words[:-3], "8", *words[-2:])
+    assert list(found) == [
+        *("env_id", "protocol", "label", "step", "mean_return", "std_return", "epsilon", "acting_rule"),
+        *("episodes", "video"),
+    ]
+    returns = [episode["return"] for episode in found["episodes"]]
+    assert len(returns) == 4
+    assert found["mean_return"] == pytest.approx(np.mean(returns))
+    assert found["std_return"] == pytest.approx(np.std(returns))
+    assert found["step"] == checkpoint.steps(trained.folder)[0]
+    rest = {key: found[key] for key in ("env_id", "protocol", "label", "epsilon", "acting_rule", "video")}
+    assert rest == {
+        "env_id": "isqn/Chain-v0",
+        "protocol": "gymnasium",
+        "label": "iS-DQN K=2",
+        "epsilon": 0.5,
+        "acting_rule": "uniform",
+        "video": None,
+    }
+    assert found["episodes"][0].keys() == {"seed", "return", "length"}
+
+
+def test_eval_of_the_best_epoch_and_of_another_head(trained, answer):
+    words = ["eval", str(trained.folder), "--episodes", "1"]
+    (best,) = trained.folder.glob("best-*")
+    assert answer(*words, "--which", "best")["step"] == int(best.name.removeprefix("best-"))
+    assert answer(*words, "--acting-rule", "mean")["acting_rule"] == "mean"
+
+
+def test_eval_prints_a_line_for_each_game_and_the_mean(trained, capsys):
+    assert main(["eval", str(trained.folder), "--episodes", "3"]) == 0
+    *games, last = capsys.readouterr().out.splitlines()
+    assert [line.split()[0::2] for line in games] == [["return", "length", "seed"]] * 3
+    step = checkpoint.steps(trained.folder)[0]
+    assert last.startswith(f"iS-DQN K=2 on isqn/Chain-v0 at step {step}: ")
+    assert last.endswith(" over 3 games")
+
+
+@pytest.mark.parametrize("which", ["last", "best"])
+def test_eval_of_a_run_that_has_not_begun(which, refused, tmp_path):
+    record.create_run(tmp_path / "run", Config(hidden_sizes=(8,)))
+    sentence = refused("eval", str(tmp_path / "run"), "--which", which)
+    assert sentence == f"{tmp_path}/run has no {which} checkpoint yet; let it train for an epoch first."
+
+
+LOOK = """
+import json, sys
+import imageio.v2 as imageio
+import numpy as np
+
+frames = np.array(list(imageio.get_reader(sys.argv[1])), int)
+print(json.dumps({
+    "frames": len(frames),
+    "shape": frames[0].shape,
+    "contrast": int(np.ptp(frames[0])),
+    "motion": int(abs(frames[0] - frames[-1]).max()),
+}))
+"""
+
+
+def test_a_video_shows_the_first_game(trained, answer):
+    pytest.importorskip("imageio")
+    pytest.importorskip("imageio_ffmpeg")
+    found = answer("eval", str(trained.folder), "--episodes", "2", "--capture-video")
+    path = Path(found["video"])
+    assert path == trained.folder / "videos" / f"step-{found['step']}-seed-100.mp4"
+    done = subprocess.run([sys.executable, "-c", LOOK, path], capture_output=True, text=True, check=True)
+    seen = json.loads(done.stdout)
+    assert seen["frames"] == found["episodes"][0]["length"]
+    assert seen["shape"] == [32, 256, 3]
+    assert seen["contrast"] > 100, "the picture is blank"
+    assert seen["motion"] > 50, "nothing moves"
+
+
+def test_a_video_without_its_library_is_refused_before_a_game_is_played(trained, refused, monkeypatch):
+    from isqn.envs.adapter import Environment
+
+    monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
+    monkeypatch.setattr(Environment, "step", lambda *_: pytest.fail("a game was played"))
+    sentence = refused("eval", str(trained.folder), "--capture-video")
+    assert sentence == '--capture-video needs `pip install "isqn[video]"`.'
+
+
+def test_probe_names_what_it_measured(trained, answer, capsys):
+    words = ["probe", str(trained.folder), "--samples", "64", "--updates", "3"]
+    found = answer(*words)
+    assert list(found) == [
+        *("label", "step", "effective_rank", "dormant_share", "target_churn_train", "target_churn_held_out"),
+        *("gradient_cosine_own_tb", "gradient_cosine_tf_tb"),
+    ]
+    assert (found["label"], found["step"]) == ("iS-DQN K=2", checkpoint.steps(trained.folder)[0])
+    assert 1 <= found["effective_rank"] <= 8
+    assert 0 <= found["dormant_share"] <= 1
+    assert found["target_churn_train"] > 0
+    assert -1 <= found["gradient_cosine_tf_tb"] <= 1
+    assert found == answer(*words)
+    some = answer(*words, "--metric", "dormant", "effective-rank")
+    assert list(some) == ["label", "step", "dormant_share", "effective_rank"]
+    assert main([*words, "--metric", "dormant"]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["label", "step", "dormant_share"]
+
+
+# -- list, cost, doctor ----------------------------------------------------------------------------------------------
+
+
+def test_lists_are_complete(answer, capsys):
+    assert [row["name"] for row in answer("list", "presets")] == list(PRESETS)
+    assert [row["name"] for row in answer("list", "losses")] == list(LOSSES)
+    schemes = {row["name"]: row for row in answer("list", "schemes")}
+    assert list(schemes) == list(SCHEMES)
+    assert schemes["iterated-shared"] == {
+        "name": "iterated-shared",
+        "label": "iS-DQN K=3",
+        "heads": "4 heads",
+        "copies": "0 copies",
+    }
+    envs = {row["id"]: row for row in answer("list", "envs")}
+    assert envs["isqn/Chain-v0"] == {"id": "isqn/Chain-v0", "kind": "toy", "loops": "host, compiled"}
+    assert envs["ALE/Pong-v5"]["loops"] == "host"
+    assert main(["list", "presets"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len({line.index(preset.description) for line, preset in zip(lines, PRESETS.values(), strict=True)}) == 1
+
+
+def test_cost_counts_what_can_be_counted_by_hand(answer):
+    found = answer("cost", "classic")
+    assert (found["preset"], found["env_id"], found["num_actions"]) == ("classic", "Acrobot-v1", 3)
+    torso = (6 * 128 + 128) + (128 * 128 + 128)
+
+    def head(heads: int) -> int:
+        return heads * (128 * 3 + 3)
+
+    parameters = {row["label"]: (row["parameters"], row["copied_parameters"]) for row in found["schemes"]}
+    assert parameters == {
+        "TB-DQN": (torso + head(1), torso + head(1)),
+        "TF-DQN": (torso + head(1), 0),
+        "iS-DQN K=1": (torso + head(2), 0),
+        "iS-DQN K=3": (torso + head(4), 0),
+        "iS-DQN K=9": (torso + head(10), 0),
+        "iS-DQN K=49": (torso + head(50), 0),
+        "ES-DQN N=5": (torso + head(10), 0),
+        "i-DQN K=4": (torso + head(4), 2 * (torso + head(4))),
+    }
+    for row in found["schemes"]:
+        assert row["network_bytes"] == 4 * (row["parameters"] + row["copied_parameters"])
+        assert row["optimizer_bytes"] == 4 * 2 * row["parameters"] + 4  # two moments and a count
+        # at least the forward pass of s and s' and the backward pass of s: 2 per parameter and sample each
+        assert row["flops_per_update"] > 32 * 2 * 3 * torso
+        # obs and next_obs (6 floats each), action, reward, two flags
+        assert row["replay_bytes"] == pytest.approx(50_000 * (2 * 24 + 4 + 4 + 2), rel=0.05)
+
+
+def test_doctor_says_what_is_here_and_what_takes_the_time(answer):
+    found = answer("doctor", "--preset", "toy")
+    assert found.keys() == {
+        *("preset", "python", "platform", "device", "xla_flags", "versions", "git", "command", "cores", "memory_gb"),
+        *("extras", "problem", "milliseconds", "bottleneck", "steps_per_second", "verdict"),
+    }
+    assert (found["preset"], found["problem"]) == ("toy", None)
+    assert found["versions"]["isqn"] == isqn.__version__
+    assert found["versions"]["jax"] == jax.__version__
+    assert found["milliseconds"].keys() == {"environment", "act", "sample", "update"}
+    for median, low, high in found["milliseconds"].values():
+        assert 0 < low <= median <= high
+    assert found["bottleneck"] in found["milliseconds"]
+    assert f"the {found['bottleneck']} takes " in found["verdict"]
+    for name, state in found["extras"].items():
+        assert state == "installed" or state.endswith(f': pip install "isqn[{name}]"')
+
+
+def test_doctor_reports_a_missing_extra_as_a_finding(monkeypatch, answer):
+    from isqn.train import doctor
+
+    def missing(*args, **kwargs):
+        raise UserError('ALE/Asterix-v5 needs `pip install "isqn[atari]"`.')
+
+    monkeypatch.setattr(doctor, "make_environment", missing)
+    monkeypatch.setattr(doctor, "find_spec", lambda name: None if name == "cv2" else name)
+    found = answer("doctor")
+    assert found["problem"] == 'ALE/Asterix-v5 needs `pip install "isqn[atari]"`.'
+    assert found["extras"]["atari"] == 'without cv2: pip install "isqn[atari]"'
+    assert found["extras"]["report"] == "installed"
+
+
+# -- environments of one's own -----------------------------------------------------------------------------------------
+
+MODULE = """
+import gymnasium as gym
+import numpy as np
+
+SPACES = {
+    "Fine": (gym.spaces.Box(0, 1, (2,), np.float32), gym.spaces.Discrete(2)),
+    "Dict": (gym.spaces.Dict({"eye": gym.spaces.Discrete(2)}), gym.spaces.Discrete(2)),
+    "Multi": (gym.spaces.Box(0, 1, (2,), np.float32), gym.spaces.MultiDiscrete([2, 2])),
+    "Continuous": (gym.spaces.Box(0, 1, (2,), np.float32), gym.spaces.Box(0, 1, (1,), np.float32)),
+}
+
+class Env(gym.Env):
+    def __init__(self, name):
+        self.observation_space, self.action_space = SPACES[name]
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.time = 0
+        return self.np_random.random(2, np.float32), {}
+
+    def step(self, action):
+        self.time += 1
+        return self.np_random.random(2, np.float32), float(action), self.time == 5, False, {}
+
+for name in SPACES:
+    gym.register(f"{name}-v0", entry_point=Env, kwargs={"name": name})
+"""
+
+
+@pytest.fixture
+def own_module(tmp_path, monkeypatch):
+    (tmp_path / "odd_envs.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    monkeypatch.setattr(gym.envs.registration, "registry", gym.registry)
+    yield
+    sys.modules.pop("odd_envs", None)
+    for name in ("Fine", "Dict", "Multi", "Continuous"):
+        gym.registry.pop(f"{name}-v0", None)
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        (
+            "Dict",
+            "The observation space of odd_envs:Dict-v0 is Dict('eye': Discrete(2)); supported are Discrete, Box "
+            "vectors (n,) and Box images (height, width) or (height, width, channels), so give it a "
+            "gymnasium.ObservationWrapper.",
+        ),
+        (
+            "Multi",
+            "The action space of odd_envs:Multi-v0 is MultiDiscrete([2 2]); only Discrete actions are supported.",
+        ),
+        (
+            "Continuous",
+            "The actions of odd_envs:Continuous-v0 are continuous (Box(0.0, 1.0, (1,), float32)); Q-learning needs a "
+            "finite set of actions (Discrete), so continuous control is not for this agent.",
+        ),
+    ],
+)
+def test_an_environment_that_is_not_supported_is_refused_in_a_sentence(own_module, refused, tmp_path, name, sentence):
+    assert refused("train", "--env-id", f"odd_envs:{name}-v0") == sentence
+    assert not (tmp_path / "runs").exists()
+
+
+def test_an_environment_of_ones_own_is_trained_and_played(own_module, answer, refused):
+    words = [word for word in SHORT if word not in ("--env-id", "isqn/Chain-v0", "--loop", "host")]
+    assert main(["train", "--env-id", "odd_envs:Fine-v0", *words, "--run-dir", "mine", "--quiet"]) == 0
+    found = answer("eval", "mine", "--episodes", "2")
+    assert [episode["length"] for episode in found["episodes"]] == [5, 5]
+    assert refused("eval", "mine", "--capture-video").endswith(
+        ("cannot draw itself; leave out --capture-video.", '--capture-video needs `pip install "isqn[video]"`.')
+    )
+    sentence = refused("train", "--env-id", "od_envs:Fine-v0")
+    assert sentence == f"The module 'od_envs' of --env-id od_envs:Fine-v0 is neither in {os.getcwd()} nor installed."

@@ -1,0 +1,327 @@
+"""The package as an object: what it learned is what it saves, loads and plays."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import gymnasium as gym
+import jax
+import numpy as np
+import pytest
+from jax.experimental.compilation_cache import compilation_cache
+
+import isqn
+from isqn.envs.toy import ToyEnvironment
+from isqn.experiments.config import read_toml
+from isqn.train import checkpoint, record, run
+from isqn.types import UserError
+
+SETTINGS = {
+    "hidden_sizes": (8,),
+    "loop": "host",
+    "total_timesteps": 300,
+    "epoch_steps": 150,
+    "learning_starts": 50,
+    "log_period_steps": 50,
+    "target_update_period": 20,
+    "epsilon_decay_steps": 200,
+    "buffer_size": 1_000,
+}
+CHAIN = np.eye(8, dtype=np.float32)
+STORED = Path(__file__).parent / "data" / "model-0.1.0"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_once(tmp_path_factory):
+    """Equal programs of this file are compiled once."""
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.getbasetemp() / "compiled"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    compilation_cache.reset_cache()
+    yield
+    jax.config.update("jax_compilation_cache_dir", None)
+    compilation_cache.reset_cache()
+
+
+def make(**fields):
+    return isqn.Model("dqn", env="isqn/Chain-v0", scheme=isqn.iterated_shared(2), **{**SETTINGS, **fields})
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """Trained once; no test may change it."""
+    return make().learn(run_dir=tmp_path_factory.mktemp("model") / "run")
+
+
+@pytest.fixture(scope="module")
+def run_dir(model):
+    return model._run_dir
+
+
+@pytest.fixture(scope="module")
+def saved(model, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("saved") / "chain"
+    model.save(folder)
+    return folder
+
+
+def same_state(left, right) -> bool:
+    leaves = zip(jax.tree.leaves(left.state), jax.tree.leaves(right.state), strict=True)
+    return all(np.array_equal(a, b) for a, b in leaves)
+
+
+# -- making -------------------------------------------------------------------------------------------------
+
+
+def test_settings_come_from_the_preset_the_scheme_and_the_fields(model):
+    assert model.config.label == "iS-DQN K=2"
+    assert model.config.discount == 0.9  # of the preset that fits the environment
+    assert model.config.hidden_sizes == (8,)
+    assert isqn.Model(env="isqn/Chain-v0", preset="classic", hidden_sizes=(3,)).config.discount == 0.99
+
+
+def test_what_is_not_known_is_refused():
+    with pytest.raises(UserError, match="algorithm 'ppo' is not known; online agents are 'dqn', with a loss"):
+        isqn.Model("ppo")
+    with pytest.raises(UserError, match=r"--preset 'toi' is not known; did you mean toy\?"):
+        isqn.Model(preset="toi")
+    with pytest.raises(UserError, match=r"'isqn/Chian-v0' is not a known environment; did you mean isqn/Chain-v0\?"):
+        isqn.Model(env="isqn/Chian-v0")
+    with pytest.raises(UserError, match="--batch-size is 0; it must be at least 1"):
+        isqn.Model(batch_size=0)
+
+
+# -- learning -------------------------------------------------------------------------------------------------
+
+
+def test_learning_is_a_run_like_any_other(model, run_dir, tmp_path):
+    """The same configuration through the runner gives the same parameters."""
+    assert model.num_timesteps >= 300
+    assert record.read_summary(run_dir)["status"] == "finished"
+    run.start(read_toml(run_dir / "config.toml"), tmp_path / "again", quiet=True)
+    assert same_state(isqn.Model.load(tmp_path / "again"), model)
+
+
+def test_learning_again_goes_on(tmp_path):
+    parts = make().learn(150, run_dir=tmp_path / "parts")
+    first, rows = parts.num_timesteps, record.read_table(tmp_path / "parts" / "episodes.csv")
+    assert parts.learn(150) is parts
+    assert parts.num_timesteps >= first + 150
+    longer = record.read_table(tmp_path / "parts" / "episodes.csv")
+    assert longer[: len(rows)] == rows
+    assert [int(row["episode"]) for row in longer] == list(range(len(longer)))
+    assert len(record.read_summary(tmp_path / "parts")["epoch_returns"]) == 2
+    whole = make().learn(300, run_dir=tmp_path / "whole")
+    assert same_state(parts, whole)
+    assert parts.num_timesteps == whole.num_timesteps
+
+
+def test_a_folder_that_was_refused_is_not_learned_in(run_dir, tmp_path):
+    other = make(seed=1)
+    before = (run_dir / "config.toml").read_text()
+    for _ in range(2):
+        with pytest.raises(UserError, match="holds a finished run; choose another --run-dir"):
+            other.learn(run_dir=run_dir)
+    assert (run_dir / "config.toml").read_text() == before
+    other.learn(60, run_dir=tmp_path / "mine")
+    with pytest.raises(UserError, match=r"This model learns in .*mine; it cannot go on in .*else"):
+        other.learn(60, run_dir=tmp_path / "else")
+
+
+@pytest.mark.parametrize("steps", [0, -5])
+def test_learning_takes_at_least_one_step(model, steps):
+    with pytest.raises(UserError, match=f"total_timesteps is {steps}; it must be at least 1"):
+        model.learn(steps)
+
+
+def test_a_loaded_model_does_not_learn_without_its_replay(saved):
+    loaded = isqn.Model.load(saved)
+    for _ in range(2):
+        with pytest.raises(UserError, match="A loaded model has no replay to go on with; resume its run"):
+            loaded.learn(100)
+
+
+def test_an_environment_that_is_there_already_is_played(tmp_path):
+    env = ToyEnvironment("isqn/Chain-v0")
+    steps = 0
+
+    class Counted(gym.Wrapper):
+        def step(self, action):
+            nonlocal steps
+            steps += 1
+            return super().step(action)
+
+    model = isqn.Model("dqn", env=Counted(env), scheme=isqn.iterated_shared(2), **{**SETTINGS, "loop": "auto"})
+    assert model.spec.id == "ToyEnvironment"
+    model.learn(100, run_dir=tmp_path / "run")
+    assert steps == model.num_timesteps
+    played = isqn.evaluate(model, episodes=2)  # in its own environment: there is no id to make one from
+    assert steps == model.num_timesteps + sum(episode.length for episode in played)
+    model.save(tmp_path / "saved")
+    loaded = isqn.Model.load(tmp_path / "saved")  # the environment is not needed to act
+    assert np.array_equal(loaded.predict(CHAIN)[0], model.predict(CHAIN)[0])
+    assert isqn.evaluate(loaded, ToyEnvironment("isqn/Chain-v0"), episodes=2) == played
+
+
+# -- acting -------------------------------------------------------------------------------------------------
+
+
+def greedy(model) -> np.ndarray:
+    """By hand: the mean of the online heads, from the parameters."""
+    params = jax.tree.map(np.asarray, model.state.params)
+    layer = params["torso"]["Dense_0"]
+    features = np.maximum(CHAIN @ layer["kernel"] + layer["bias"], 0)
+    q = np.einsum("bf,hfa->bha", features, params["heads"]["kernel"]) + params["heads"]["bias"]
+    return q[:, 1:].mean(axis=1).argmax(axis=-1)
+
+
+def test_deterministic_is_the_best_action_by_the_mean_of_the_online_heads(model):
+    actions, nothing = model.predict(CHAIN)
+    assert nothing is None
+    assert actions.shape == (8,)
+    assert np.array_equal(actions, greedy(model))
+    assert all(np.array_equal(model.predict(CHAIN)[0], actions) for _ in range(5))
+
+
+def test_one_observation_gives_a_number_and_a_batch_of_one_gives_an_array(model):
+    one, _ = model.predict(CHAIN[3])
+    assert type(one) is int
+    batch, _ = model.predict(CHAIN[3:4])
+    assert batch.shape == (1,)
+    assert batch[0] == one == greedy(model)[3]
+    assert model.predict(list(CHAIN[3]))[0] == one
+
+
+def test_otherwise_it_acts_as_in_training(tmp_path):
+    """At its last epsilon, here 1: every action comes, and a fresh copy draws the same."""
+    model = make(epsilon_end=1.0)
+    draws = [model.predict(CHAIN[0], deterministic=False)[0] for _ in range(40)]
+    assert set(draws) == {0, 1}
+    model.save(tmp_path / "m")
+    again = isqn.Model.load(tmp_path / "m")
+    assert [again.predict(CHAIN[0], deterministic=False)[0] for _ in range(40)] == draws
+
+
+@pytest.mark.parametrize("shape", [(), (7,), (16,), (2, 4), (3, 9), (2, 3, 8)])
+def test_an_observation_of_another_shape_is_refused(model, shape):
+    with pytest.raises(UserError) as error:
+        model.predict(np.zeros(shape))
+    assert str(error.value) == f"The observation has shape {shape}; isqn/Chain-v0 observes (8,)."
+
+
+def test_evaluation_depends_on_its_seed_only(model):
+    played = isqn.evaluate(model, episodes=3, epsilon=0.5)
+    assert isqn.evaluate(model, episodes=3, epsilon=0.5) == played
+    assert isqn.evaluate(model, episodes=3, epsilon=0.5, seed=7) != played
+    assert isqn.evaluate(model, "isqn/Chain-v0", episodes=3, epsilon=0.5) == played
+    assert [episode._fields for episode in played] == [("seed", "episodic_return", "length")] * 3
+
+
+# -- saving -------------------------------------------------------------------------------------------------
+
+
+def test_a_loaded_model_is_the_saved_one(model, saved):
+    loaded = isqn.Model.load(saved)
+    assert same_state(loaded, model)
+    assert (loaded.config, loaded.spec, loaded.num_timesteps) == (model.config, model.spec, model.num_timesteps)
+    assert isqn.evaluate(loaded, episodes=5, epsilon=0.3) == isqn.evaluate(model, episodes=5, epsilon=0.3)
+    assert repr(loaded) == repr(model) == f"Model('iS-DQN K=2', \"isqn/Chain-v0\", {model.num_timesteps:,} steps)"
+
+
+def test_saving_again_replaces(model, tmp_path):
+    make(seed=5).save(tmp_path / "m")
+    model.save(tmp_path / "m")
+    assert same_state(isqn.Model.load(tmp_path / "m"), model)
+    assert sorted(p.name for p in (tmp_path / "m").iterdir()) == ["config.toml", "model"]
+
+
+def test_a_run_folder_loads_as_it_is(model, run_dir):
+    loaded = isqn.Model.load(run_dir)
+    assert same_state(loaded, model)
+    assert loaded.num_timesteps == model.num_timesteps
+    with pytest.raises(UserError, match=r"is a run, which `Model\.load` reads as it is; save to another folder"):
+        loaded.save(run_dir)
+
+
+def test_what_is_neither_is_refused(tmp_path):
+    with pytest.raises(UserError) as error:
+        isqn.Model.load(tmp_path)
+    assert str(error.value) == f"{tmp_path} is neither a saved model nor a run: there is no config.toml in it."
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "sentence"),
+    [
+        ("state.safetensors", lambda b: b[:-1] + b"x", "/state.safetensors does not match its checksum"),
+        ("state.safetensors", None, " cannot be read: [Errno 2] No such file or directory: "),
+        ("manifest.json", lambda b: b.replace(b"model", b"modle", 1), "/manifest.json does not match its checksum"),
+        ("manifest.json", lambda b: b[:50], " cannot be read: Unterminated string starting at: "),
+        ("manifest.json", lambda b: b"{}", " cannot be read: 'manifest'"),
+    ],
+    ids=["changed", "missing", "manifest changed", "manifest cut", "manifest empty"],
+)
+def test_a_damaged_model_is_refused_in_a_sentence(saved, tmp_path, name, change, sentence):
+    folder = tmp_path / "m"
+    shutil.copytree(saved, folder)
+    path = folder / "model" / name
+    if change is None:
+        path.unlink()
+    else:
+        content = path.read_bytes()
+        path.write_bytes(change(content))
+        assert path.read_bytes() != content
+    with pytest.raises(UserError) as error:
+        isqn.Model.load(folder)
+    assert str(error.value).startswith(f"{folder} cannot be loaded: {folder}/model{sentence}")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "sentence"),
+    [
+        (
+            "hidden_sizes = [8]",
+            "hidden_sizes = [9]",
+            "agent.params.heads.kernel is float32[3, 8, 2] there and float32[3, 9, 2] here.",
+        ),
+        (
+            "num_bellman_iterations = 2",
+            "num_bellman_iterations = 1",
+            "agent.params.heads.bias is float32[3, 2] there and float32[2, 2] here.",
+        ),
+        ("hidden_sizes = [8]", "hidden_sizes = [8, 8]", "agent.optimizer.0.mu.torso.Dense_1.bias, "),
+    ],
+)
+def test_a_configuration_that_does_not_fit_says_where(saved, tmp_path, old, new, sentence):
+    folder = tmp_path / "m"
+    shutil.copytree(saved, folder)
+    text = (folder / "config.toml").read_text()
+    assert old in text
+    (folder / "config.toml").write_text(text.replace(old, new))
+    with pytest.raises(UserError) as error:
+        isqn.Model.load(folder)
+    assert str(error.value).startswith(f"{folder} does not fit this configuration: {sentence}")
+
+
+def test_a_model_of_a_format_to_come_is_refused(saved, tmp_path):
+    folder = tmp_path / "m"
+    shutil.copytree(saved, folder)
+    arrays, manifest = checkpoint.read(folder / "model")
+    checkpoint.write(folder / "model", arrays, manifest | {"format": 99})
+    with pytest.raises(UserError, match="has checkpoint format 99; this version reads format 1"):
+        isqn.Model.load(folder)
+
+
+def test_a_model_of_an_earlier_release_loads_and_acts_as_it_did():
+    """tests/data/model-0.1.0 was saved by isqn 0.1.0; what it then did is beside it."""
+    recorded = json.loads((STORED / "expected.json").read_text())
+    model = isqn.Model.load(STORED)
+    assert model.config.label == recorded["label"]
+    assert model.num_timesteps == recorded["num_timesteps"]
+    assert model.predict(CHAIN)[0].tolist() == recorded["actions"]
+    q, _ = model._agent.network.apply(model.state.params, model.state.statistics, CHAIN)
+    np.testing.assert_allclose(q, recorded["q"], rtol=0, atol=1e-5)
+    played = [[e.seed, e.episodic_return, e.length] for e in isqn.evaluate(model, episodes=3, epsilon=0.0)]
+    assert played == recorded["episodes"]
+    assert sum(path.stat().st_size for path in STORED.rglob("*") if path.is_file()) < 20_000

@@ -1,0 +1,179 @@
+"""Trackers see what the run's own files say, under CleanRL's names, and never stop a run."""
+
+from __future__ import annotations
+
+import re
+import struct
+import subprocess
+import sys
+import types
+import warnings
+from pathlib import Path
+
+import jax
+import pytest
+from jax.experimental.compilation_cache import compilation_cache
+
+from isqn.experiments.config import Config
+from isqn.train import record, run
+
+HOST = Config(
+    env_id="isqn/Chain-v0",
+    loop="host",
+    hidden_sizes=(8,),
+    total_timesteps=200,
+    epoch_steps=100,
+    log_period_steps=50,
+    learning_starts=60,
+    buffer_size=300,
+    target_update_period=20,
+    experiment="tracked",
+    seed=3,
+)
+COMPILED = HOST.replace(loop="compiled", learning_starts=100)
+LOOPS = pytest.mark.parametrize("config", [HOST, COMPILED], ids=["host", "compiled"])
+SWITCHED_OFF = "failed and is switched off; the run goes on with its own files"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_once(tmp_path_factory):
+    """Equal programs of this file are compiled once."""
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.getbasetemp() / "compiled"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    compilation_cache.reset_cache()
+    yield
+    jax.config.update("jax_compilation_cache_dir", None)
+    compilation_cache.reset_cache()
+
+
+def scalars(folder: Path) -> dict[str, dict[int, float]]:
+    """Name -> step -> value, read from TensorBoard's event files."""
+    event_pb2 = pytest.importorskip("tensorboardX.proto.event_pb2")
+    found: dict[str, dict[int, float]] = {}
+    for path in sorted(folder.glob("events.out.tfevents.*")):
+        content = path.read_bytes()
+        while content:
+            (length,) = struct.unpack("<Q", content[:8])  # length, checksum, record, checksum
+            event = event_pb2.Event.FromString(content[12 : 12 + length])
+            content = content[16 + length :]
+            for value in event.summary.value:
+                found.setdefault(value.tag, {})[event.step] = value.simple_value
+    return found
+
+
+@LOOPS
+def test_tensorboard_events_are_the_tables_under_cleanrls_names(config, tmp_path):
+    pytest.importorskip("tensorboardX")
+    run.start(config.replace(track="tensorboard"), tmp_path / "run", quiet=True)
+    found = scalars(tmp_path / "run" / "tensorboard")
+    assert found.keys() == {
+        *("charts/episodic_return", "charts/episodic_length", "charts/SPS", "charts/epsilon"),
+        *("losses/td_loss", "losses/q_values", "analysis/updates", "analysis/memory_mb"),
+    }
+    episodes = record.read_table(tmp_path / "run" / "episodes.csv")
+    metrics = record.read_table(tmp_path / "run" / "metrics.csv")
+    tables = [
+        ("charts/episodic_return", episodes, "return"),
+        ("charts/episodic_length", episodes, "length"),
+        ("charts/epsilon", metrics, "epsilon"),
+        ("charts/SPS", metrics, "steps_per_second"),
+        ("losses/td_loss", metrics, "loss"),
+        ("losses/q_values", metrics, "q_value"),
+    ]
+    for name, rows, column in tables:
+        expected = {int(row["step"]): float(row[column]) for row in rows if row[column]}
+        assert expected, column
+        assert found[name] == pytest.approx(expected, rel=1e-5), name
+
+
+def test_nothing_is_tracked_unless_asked(tmp_path):
+    run.start(HOST, tmp_path / "run", quiet=True)
+    assert not (tmp_path / "run" / "tensorboard").exists()
+    assert Config().track == "none"
+
+
+class Fake(types.ModuleType):
+    """A tracking library that fails where it is told to, and writes down what it is given."""
+
+    def __init__(self, name: str, fails: str):
+        super().__init__(name)
+        self.fails, self.calls, self.logged = fails, [], []
+
+    def _at(self, place: str) -> None:
+        self.calls.append(place)
+        if place == self.fails:
+            raise RuntimeError(f"no network at {place}")
+
+    def init(self, **about):
+        self._at("init")
+        self.about = about
+        return self
+
+    def log(self, values, step):
+        self._at("log")
+        self.logged.append((step, values))
+
+    def finish(self):
+        self._at("finish")
+
+
+@LOOPS
+@pytest.mark.parametrize("place", ["init", "log", "finish"])
+def test_a_tracker_that_fails_is_switched_off_with_one_warning(config, place, tmp_path, monkeypatch):
+    fake = Fake("wandb", fails=place)
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run.start(config.replace(track="wandb"), tmp_path / "run", quiet=True)
+    ours = [str(warning.message) for warning in caught if SWITCHED_OFF in str(warning.message)]
+    assert ours == [f"{'wandb' if place == 'init' else 'tracker'} {SWITCHED_OFF}: no network at {place}"]
+    assert record.read_summary(tmp_path / "run")["status"] == "finished"
+    assert len(record.read_table(tmp_path / "run" / "metrics.csv")) == 4
+    assert fake.calls.count(place) == 1, "it was asked again after it had failed"
+
+
+@pytest.mark.parametrize("name", ["wandb", "trackio"])
+def test_a_tracker_that_works_gets_the_configuration_and_every_row(name, tmp_path, monkeypatch):
+    fake = Fake(name, fails="never")
+    monkeypatch.setitem(sys.modules, name, fake)
+    run.start(HOST.replace(track=name), tmp_path / "run", quiet=True)
+    assert fake.about["project"] == "tracked"
+    assert fake.about["name"] == "isqn/Chain-v0 iS-DQN K=1 3"
+    assert fake.about["config"]["hidden_sizes"] == (8,)
+    episodes = record.read_table(tmp_path / "run" / "episodes.csv")
+    returns = [(s, v["charts/episodic_return"]) for s, v in fake.logged if "charts/episodic_return" in v]
+    assert returns == [(int(row["step"]), float(row["return"])) for row in episodes]
+    assert [s for s, v in fake.logged if "charts/epsilon" in v] == [50, 100, 150, 200]
+    assert fake.calls[-1] == "finish"
+
+
+def test_tracking_does_not_change_what_is_learned(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", Fake("wandb", fails="never"))
+    run.start(HOST, tmp_path / "without", quiet=True)
+    run.start(HOST.replace(track="wandb"), tmp_path / "with", quiet=True)
+    assert (tmp_path / "with" / "summary.json").exists()
+    for name, column in (("episodes", "return"), ("metrics", "loss")):
+        columns = [
+            [row[column] for row in record.read_table(tmp_path / d / f"{name}.csv")] for d in ("with", "without")
+        ]
+        assert columns[0] == columns[1]
+
+
+@pytest.mark.parametrize(("track", "module"), [("tensorboard", "tensorboardX"), ("wandb", "wandb")])
+def test_a_missing_library_is_a_warning_with_the_install_line(track, module, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, module, None)
+    install = re.escape(f'--track {track} needs `pip install "isqn[track]"`.')
+    with pytest.warns(UserWarning, match=f"{track} {SWITCHED_OFF}: {install}"):
+        run.start(HOST.replace(track=track), tmp_path / "run", quiet=True)
+    assert record.read_summary(tmp_path / "run")["status"] == "finished"
+
+
+def test_on_the_command_line_the_warning_is_one_line(tmp_path):
+    (tmp_path / "config.toml").write_text(record.to_toml(HOST))
+    code = "import sys; sys.modules['wandb'] = None; from isqn.cli import main; sys.exit(main(sys.argv[1:]))"
+    words = ["train", "--config", str(tmp_path / "config.toml"), "--track", "wandb", "--run-dir", str(tmp_path / "run")]
+    command = [sys.executable, "-c", code, *words, "--quiet"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == ""
+    assert done.stderr == f'isqn: warning: wandb {SWITCHED_OFF}: --track wandb needs `pip install "isqn[track]"`.\n'
+    assert record.read_summary(tmp_path / "run")["status"] == "finished"
