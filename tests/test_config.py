@@ -42,8 +42,8 @@ def refusal(**fields: Any) -> str:
 @pytest.mark.parametrize("name", AT_LEAST_ONE)
 def test_counts_and_periods_are_at_least_one(name):
     assert refusal(**{name: 0}) == f"{flag(name)} is 0; it must be at least 1."
-    others = {"learning_starts": 0, "update_period": 1}  # what a period or a size of 1 also needs
-    assert getattr(Config(**others | {name: 1}), name) == 1
+    least = 2 if name == "buffer_size" else 1  # a transition has two ends
+    assert getattr(Config(**{"learning_starts": 0} | {name: least}), name) == least
 
 
 @pytest.mark.parametrize("name", AT_LEAST_ZERO)
@@ -78,6 +78,14 @@ def test_scales_are_above_0(name):
         (
             {"learning_starts": 50, "buffer_size": 50},
             "--learning-starts is 50; it must be below --buffer-size (50).",
+        ),
+        (
+            {"num_steps_return": 50, "buffer_size": 50, "learning_starts": 49},
+            "--num-steps-return is 50; it must be below --buffer-size (50).",
+        ),
+        (
+            {"num_steps_return": 5, "learning_starts": 3},
+            "--learning-starts is 3; it must be at least 4, for a first return of 5 steps.",
         ),
         (
             {"num_bellman_iterations": 3, "head_weights": (1.0, 2.0)},

@@ -179,6 +179,16 @@ class Config:
             self.learning_starts < self.buffer_size,
             f"must be below --buffer-size ({self.buffer_size})",
         )
+        self._require(
+            "num_steps_return",
+            self.num_steps_return < self.buffer_size,
+            f"must be below --buffer-size ({self.buffer_size})",
+        )
+        self._require(
+            "learning_starts",
+            self.learning_starts >= self.num_steps_return - 1,
+            f"must be at least {self.num_steps_return - 1}, for a first return of {self.num_steps_return} steps",
+        )
         pairs = self.target_scheme.num_pairs
         self._require(
             "head_weights", len(self.head_weights) in (0, pairs), f"must be empty or one for each of the {pairs} pairs"

@@ -36,14 +36,15 @@ def probe_run(
     env = make_environment(config.env_id, protocol=config.protocol)
     trained = run.make_agent(config, env.spec)
     state, step = load_agent_state(run_dir, trained, which)
-    config = config.replace(analysis=True, buffer_size=2 * samples + 1_000, learning_starts=0)
+    rows = samples + config.num_steps_return
+    config = config.replace(analysis=True, buffer_size=2 * rows, learning_starts=rows)
     agent = observed(q_learning.make(config, env.spec), config, env.spec)
     state = jax.jit(agent.refresh)(state._replace(probe=jax.tree.map(jnp.copy, state.params)))
 
     replay = run.replay_factory(config, env.spec)()
     act, episode, played = jax.jit(agent.act), 0, 0
     replay.add_first(env.reset(episode_seed(seed, episode)))
-    while played < samples + config.num_steps_return:
+    while played < rows:
         action = int(act(state, replay.observation(), config.epsilon_end, played, episode))
         frame, reward, terminated, truncated = env.step(action)
         replay.add(action, reward, terminated, truncated, frame)
@@ -56,12 +57,12 @@ def probe_run(
     looked_at = replay.sample(samples, host_generator(seed, "probe"))
     found: dict[str, float] = probe_features(agent.network, state, looked_at.obs)
     if {"target-churn", "gradient-cosine"} & set(metrics):
-        update, rows = jax.jit(agent.update, donate_argnums=0), []
+        update, measurements = jax.jit(agent.update, donate_argnums=0), []
         for index in range(updates):
             batch = replay.sample(config.sampled_batch_size, host_generator(seed, "replay", index))
             state, measured = update(state, batch)
-            rows.append(jax.device_get(measured))
-        found |= {name: float(np.mean([row[name] for row in rows])) for name in rows[0]}
+            measurements.append(jax.device_get(measured))
+        found |= {name: float(np.mean([row[name] for row in measurements])) for name in measurements[0]}
     wanted = [column for metric in metrics for column in COLUMNS[metric]]
     return {"label": config.label, "step": step, **{name: found[name] for name in wanted}}
 
