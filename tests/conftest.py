@@ -1,4 +1,7 @@
+import os
+import shutil
 import sys
+import tempfile
 from pathlib import Path
 
 from hypothesis import settings
@@ -6,3 +9,16 @@ from hypothesis import settings
 sys.path.insert(0, str(Path(__file__).parent))
 settings.register_profile("isqn", deadline=None, derandomize=True)  # no clocks, no luck
 settings.load_profile("isqn")
+
+# Equal programs are compiled once, by whichever worker or child process comes first.
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="isqn-tests-")
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    OWN_CACHE = os.environ["JAX_COMPILATION_CACHE_DIR"]
+else:
+    OWN_CACHE = None  # a worker's, made by the process that started it
+
+
+def pytest_sessionfinish():
+    if OWN_CACHE:
+        shutil.rmtree(OWN_CACHE, ignore_errors=True)

@@ -17,7 +17,6 @@ import jax
 import numpy as np
 import psutil
 import pytest
-from jax.experimental.compilation_cache import compilation_cache
 
 import isqn
 from isqn.cli import main
@@ -34,17 +33,6 @@ SHORT = [
     *("--total-timesteps", "300", "--epoch-steps", "150", "--learning-starts", "50", "--log-period-steps", "50"),
     *("--num-steps-return", "3"),
 ]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled_once(tmp_path_factory):
-    """Equal programs of this file are compiled once."""
-    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.getbasetemp() / "compiled"))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    compilation_cache.reset_cache()
-    yield
-    jax.config.update("jax_compilation_cache_dir", None)
-    compilation_cache.reset_cache()
 
 
 @pytest.fixture(scope="module")
@@ -86,13 +74,9 @@ def answer(capsys):
 
 
 def process(*words: str, **streams) -> subprocess.CompletedProcess:
-    """The command in a process of its own, which shares what this one has compiled."""
-    env = os.environ | {
-        "JAX_COMPILATION_CACHE_DIR": jax.config.jax_compilation_cache_dir,
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-    }
+    """The command in a process of its own."""
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | streams
-    return subprocess.run([sys.executable, "-m", "isqn.cli", *words], **streams, env=env, text=True, check=False)
+    return subprocess.run([sys.executable, "-m", "isqn.cli", *words], **streams, text=True, check=False)
 
 
 # -- first steps -----------------------------------------------------------------------------------------------

@@ -10,7 +10,6 @@ import gymnasium as gym
 import jax
 import numpy as np
 import pytest
-from jax.experimental.compilation_cache import compilation_cache
 
 import isqn
 from isqn.envs.toy import ToyEnvironment
@@ -31,17 +30,6 @@ SETTINGS = {
 }
 CHAIN = np.eye(8, dtype=np.float32)
 STORED = Path(__file__).parent / "data" / "model-0.1.0"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled_once(tmp_path_factory):
-    """Equal programs of this file are compiled once."""
-    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.getbasetemp() / "compiled"))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    compilation_cache.reset_cache()
-    yield
-    jax.config.update("jax_compilation_cache_dir", None)
-    compilation_cache.reset_cache()
 
 
 def make(**fields):

@@ -10,9 +10,7 @@ import types
 import warnings
 from pathlib import Path
 
-import jax
 import pytest
-from jax.experimental.compilation_cache import compilation_cache
 
 from isqn.experiments.config import Config
 from isqn.train import record, run
@@ -33,17 +31,6 @@ HOST = Config(
 COMPILED = HOST.replace(loop="compiled", learning_starts=100)
 LOOPS = pytest.mark.parametrize("config", [HOST, COMPILED], ids=["host", "compiled"])
 SWITCHED_OFF = "failed and is switched off; the run goes on with its own files"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled_once(tmp_path_factory):
-    """Equal programs of this file are compiled once."""
-    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.getbasetemp() / "compiled"))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    compilation_cache.reset_cache()
-    yield
-    jax.config.update("jax_compilation_cache_dir", None)
-    compilation_cache.reset_cache()
 
 
 def scalars(folder: Path) -> dict[str, dict[int, float]]:

@@ -24,7 +24,7 @@ from isqn.compiler import jit
 from isqn.data.device_replay import DeviceReplay, Rows
 from isqn.data.files import DamagedFile, Description, read_file, sync, write_file
 from isqn.envs.native import NativeEnvironment
-from isqn.experiments.config import Config, flag
+from isqn.experiments.config import Config
 from isqn.keys import device_key
 from isqn.train import checkpoint
 from isqn.train.loop import Epoch, Interrupted, empty_totals, means, metrics_columns, require_finite, save_best
@@ -162,12 +162,6 @@ def train(
     progress: Progress | None = None,
 ) -> Iterator[list[Epoch]]:
     """Train all seeds from their newest common checkpoint, or from the start; yield each epoch's results."""
-    for name in ("log_period_steps", "epoch_steps", "total_timesteps"):
-        if getattr(config, name) % config.update_period:
-            raise UserError(
-                f"{flag(name)} is {getattr(config, name)}; in the compiled loop it must be a multiple of "
-                f"{flag('update_period')} ({config.update_period})."
-            )
     progress = progress or Progress(config.total_timesteps, enabled=False)
     loop = make_loop(config, agent, env, replay)
     seeds = jnp.arange(config.seed, config.seed + len(run_dirs))
