@@ -74,9 +74,9 @@ def collect(problem: str, out: Path) -> None:
         panels.setdefault(title, {})[config.label] = returns
         for seed, curve in enumerate(returns):
             for epoch, value in enumerate(curve):
-                step = (epoch + 1) * config.steps_per_epoch
+                step = (epoch + 1) * config.epoch_steps
                 rows.append((config.env_id, config.layer_norm, config.label, seed, step, f"{value:.4f}"))
-    steps = (np.arange(returns.shape[1]) + 1) * PROBLEMS[problem].steps_per_epoch
+    steps = (np.arange(returns.shape[1]) + 1) * PROBLEMS[problem].epoch_steps
     path = Path("results") / f"learning_curves_{problem}.csv"
     with path.open("w", newline="") as file:
         file.write(f"# python benchmarks/learning_curves.py {problem}\n")

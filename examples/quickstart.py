@@ -41,7 +41,7 @@ def main() -> None:
     for label, parameters, per_seed, last in rows:
         seeds = " ".join(f"{value:.0f}" for value in per_seed)
         print(f"{label:12s} {parameters:16,} {per_seed.mean():16.1f} {last:12.1f}   {seeds}")
-    steps = (np.arange(returns.shape[1]) + 1) * BASE.steps_per_epoch
+    steps = (np.arange(returns.shape[1]) + 1) * BASE.epoch_steps
     save(learning_curves({BASE.env_id: curves}, {BASE.env_id: steps}), OUT / "learning-curves.png")
     print(f"\n{OUT / 'learning-curves.png'} shows the curves; {OUT / 'runs'} holds the runs.")
     print(

@@ -364,17 +364,18 @@ def test_without_decay_only_the_first_step_is_at_the_start():
 
 
 @pytest.mark.parametrize(
-    ("total", "epoch", "row", "expected"),
+    ("total", "epoch", "row", "ends", "row_period"),
     [
-        (1_000, 250, 100, (4, 250, 100)),
-        (1_001, 250, 100, (5, 250, 100)),  # the last epoch is finished
-        (100, 250, 200, (1, 100, 100)),  # a run shorter than an epoch is one epoch, with at least one row
-        (250, 250, 1_000, (1, 250, 250)),
+        (1_000, 250, 100, [250, 500, 750, 1_000], 100),
+        (1_001, 250, 100, [250, 500, 750, 1_000, 1_001], 100),  # the last epoch takes what is left
+        (100, 250, 200, [100], 100),  # a run shorter than an epoch is one epoch, with at least one row
+        (250, 250, 1_000, [250], 250),
     ],
 )
-def test_a_run_is_made_of_whole_epochs(total, epoch, row, expected):
+def test_a_run_is_made_of_epochs(total, epoch, row, ends, row_period):
     config = Config(total_timesteps=total, epoch_steps=epoch, log_period_steps=row)
-    assert (config.num_epochs, config.steps_per_epoch, config.row_period_steps) == expected
+    assert [config.epoch_end(e) for e in range(config.num_epochs)] == ends
+    assert config.row_period_steps == row_period
 
 
 def test_probes_need_a_second_batch():

@@ -171,12 +171,6 @@ def test_protocol_belongs_to_atari():
     assert make_environment("CartPole-v1", protocol="gymnasium").spec.protocol == "gymnasium"
 
 
-def test_frame_stack_is_part_of_the_spec():
-    assert make_environment("CartPole-v1", frame_stack=3).spec.obs_shape == (12,)
-    with pytest.raises(UserError, match="--frame-stack is 0"):
-        make_environment("CartPole-v1", frame_stack=0)
-
-
 MODULE = """
 import gymnasium as gym
 from gymnasium.envs.classic_control import CartPoleEnv

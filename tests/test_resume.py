@@ -35,7 +35,8 @@ HOST = Config(
     num_steps_return=3,
     epsilon_decay_steps=500,
 )
-COMPILED = HOST.replace(loop="compiled", log_period_steps=60, learning_starts=60)
+# Rows and epochs do not coincide, so that sums for the next row must survive a checkpoint too.
+COMPILED = HOST.replace(loop="compiled", log_period_steps=120, learning_starts=60)
 LOOPS = pytest.mark.parametrize("config", [HOST, COMPILED], ids=["host", "compiled"])
 CLOCKS = {"seconds", "steps_per_second", "memory_mb"}
 
@@ -151,7 +152,10 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_warning(config, whole, tmp_p
     assert_same(final(folder), final(whole[config.loop]))
 
 
-def test_a_missing_replay_file_is_a_damaged_checkpoint(whole, tmp_path, monkeypatch):
+@pytest.mark.parametrize("damage", ["missing", "flipped"])
+def test_a_damaged_replay_file_is_a_damaged_checkpoint_and_is_not_taken_for_a_good_one_later(
+    damage, whole, tmp_path, monkeypatch
+):
     folder = tmp_path / "run"
     record.create_run(folder, HOST)
     stop_after(monkeypatch, 500)
@@ -162,8 +166,11 @@ def test_a_missing_replay_file_is_a_damaged_checkpoint(whole, tmp_path, monkeypa
         checkpoint.read_manifest(checkpoint.folder_of(folder, s))["replay"]["files"] for s in checkpoint.steps(folder)
     )
     only_newest = {f["name"] for f in newest} - {f["name"] for f in before}
-    (folder / "replay" / only_newest.pop()).unlink()
-    with pytest.warns(UserWarning, match="is missing"):
+    victim = folder / "replay" / min(only_newest)  # a full segment, which the rerun makes again
+    content = bytearray(victim.read_bytes())
+    content[-1] ^= 1
+    victim.unlink() if damage == "missing" else victim.write_bytes(content)
+    with pytest.warns(UserWarning, match="is missing" if damage == "missing" else "its checksum differs"):
         run.resume(folder, quiet=True)
     assert_same(final(folder), final(whole["host"]))
 
@@ -199,7 +206,9 @@ def command(*words: str) -> list[str]:
 
 
 def start_process(*words: str) -> subprocess.Popen:
-    return subprocess.Popen(command(*words), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    """A child that compiles for itself, as a user's resume does."""
+    own = {name: value for name, value in os.environ.items() if name != "JAX_COMPILATION_CACHE_DIR"}
+    return subprocess.Popen(command(*words), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=own)
 
 
 def wait_for(condition, process, seconds=120):
@@ -236,9 +245,22 @@ def kill_until_done(folder: Path, rng: np.random.Generator, longest: float, most
     return kills
 
 
+@LOOPS
+def test_a_kill_in_the_middle_changes_nothing(config, whole, tmp_path):
+    folder = tmp_path / "run"
+    record.create_run(folder, config)
+    process = start_process("resume", str(folder))
+    wait_for(lambda: checkpoint.steps(folder), process)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    assert record.run_state(folder) == "unfinished"
+    run.resume(folder, quiet=True)
+    assert_same(final(folder), final(whole[config.loop]))
+
+
 @pytest.mark.slow
 @LOOPS
-def test_kill_at_random_moments(config, whole, tmp_path):
+def test_kill_at_random_moments(config, tmp_path):
     """Long enough to be hit while learning and while saving: a checkpoint after every step (host) or stretch."""
     folder, reference = tmp_path / "run", tmp_path / "reference"
     busy = config.replace(checkpoint_minutes=0.0, total_timesteps=1800)

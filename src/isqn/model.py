@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
+import weakref
 from dataclasses import asdict
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import mkdtemp
 from typing import Any
 
 import gymnasium as gym
@@ -59,7 +61,6 @@ class Model:
         self._set_agent(config)
         self.num_timesteps = 0
         self._run_dir: Path | None = None
-        self._temporary: TemporaryDirectory[str] | None = None
 
     def _set_agent(self, config: Config) -> None:
         self._agent = run.make_agent(config, self.spec)
@@ -81,15 +82,18 @@ class Model:
                     "A loaded model has no replay to go on with; resume its run with `isqn resume` instead."
                 )
             config = self.config.replace(total_timesteps=more, epoch_steps=min(more, self.config.epoch_steps))
+            run.require_possible(config, self.spec, compiled_loop=self._env is None and run.uses_compiled_loop(config))
             if run_dir is None:
-                self._temporary = TemporaryDirectory(prefix="isqn-")
-                run_dir = Path(self._temporary.name) / "run"
+                temporary = mkdtemp(prefix="isqn-")
+                weakref.finalize(self, shutil.rmtree, temporary, ignore_errors=True)
+                run_dir = Path(temporary) / "run"
             record.create_run(Path(run_dir), config)
             self.config, self._run_dir = config, Path(run_dir)
         else:
             if run_dir is not None and Path(run_dir) != self._run_dir:
                 raise UserError(f"This model learns in {self._run_dir}; it cannot go on in {run_dir}.")
-            self.config = self.config.replace(total_timesteps=self.config.total_timesteps + more)
+            so_far = self.config.num_epochs * self.config.epoch_steps
+            self.config = self.config.replace(total_timesteps=so_far + more)
             record.replace_text(self._run_dir / "config.toml", to_toml(self.config))
         run.train(self.config, [self._run_dir], quiet=quiet, env=self._env)
         self.state, self.num_timesteps = load_agent_state(self._run_dir, self._agent)

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 
 from isqn.agents import q_learning
 from isqn.compiler import jit
@@ -54,24 +51,3 @@ def _count(tree: Any) -> int:
 
 def _bytes(tree: Any) -> int:
     return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
-
-
-class Timing(NamedTuple):
-    """Seconds of one call: the median, and the quartiles around it."""
-
-    median: float
-    low: float
-    high: float
-
-
-def time_calls(call: Callable[[], object], seconds: float = 1.0, least: int = 5) -> Timing:
-    """Call once to warm up, then for about so long."""
-    call()
-    taken: list[float] = []
-    begin = time.perf_counter()
-    while len(taken) < least or time.perf_counter() - begin < seconds:
-        start = time.perf_counter()
-        call()
-        taken.append(time.perf_counter() - start)
-    low, median, high = np.percentile(taken, [25, 50, 75])
-    return Timing(float(median), float(low), float(high))

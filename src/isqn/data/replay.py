@@ -52,10 +52,10 @@ class Memory:
 
     def __str__(self) -> str:
         if not self.compressed:
-            return f"{_megabytes(self.total)} for the replay when it is full."
+            return f"{_megabytes(self.total)} for the replay when it is full"
         return (
             f"about {_megabytes(self.total)} for the replay when it is full (frames compressed as well as "
-            f"Atari's; at most {_megabytes(self.columns + self.most_frames)} if they do not compress at all)."
+            f"Atari's; at most {_megabytes(self.columns + self.most_frames)} if they do not compress at all)"
         )
 
 

@@ -81,23 +81,19 @@ class Environment:
         self.env.close()
 
 
-def make_environment(
-    env_id: str | gym.Env, *, protocol: str = "auto", frame_stack: int | None = None, render: bool = False
-) -> Environment:
+def make_environment(env_id: str | gym.Env, *, protocol: str = "auto", render: bool = False) -> Environment:
     """Make `ALE/Pong-v5`, `MinAtar/Breakout-v1`, `isqn/Chain-v0`, any Gymnasium id or `module:Env-v0`; or adapt
     an environment that is there already.
 
     `protocol` names how an Atari game is played (see `atari.PROTOCOLS`); the others have one way only.
     """
-    if frame_stack is not None and frame_stack < 1:
-        raise UserError(f"--frame-stack is {frame_stack}; it must be at least 1.")
     if isinstance(env_id, str) and env_id.startswith("ALE/"):
         rules = atari.find_protocol(protocol)
         env: gym.Env = atari.AtariGame(_known_atari_id(env_id), rules, render_mode=_mode(render))
-        name, frames_per_step, default_stack = rules.name, rules.action_repeat, rules.frame_stack
+        name, frames_per_step, frame_stack = rules.name, rules.action_repeat, rules.frame_stack
     else:
         env, env_id, name = _make_gymnasium(env_id, render)
-        frames_per_step, default_stack = 1, 1
+        frames_per_step, frame_stack = 1, 1
         if protocol not in ("auto", name):
             raise UserError(
                 f"--protocol {protocol!r} is for ALE/* games; {env_id} is played by the protocol {name!r}, "
@@ -110,7 +106,7 @@ def make_environment(
         frame_shape=shape,
         frame_dtype=dtype.name,
         num_actions=_num_actions(env.action_space, env_id),
-        frame_stack=frame_stack or default_stack,
+        frame_stack=frame_stack,
         frames_per_step=frames_per_step,
     )
     return Environment(env, spec)

@@ -32,7 +32,7 @@ def has_native(env_id: str) -> bool:
     return env_id in toy.PROBLEMS or env_id in classic.IDS or minatar.full_id(env_id) is not None
 
 
-def make_native(env_id: str, *, frame_stack: int | None = None) -> NativeEnvironment | None:
+def make_native(env_id: str) -> NativeEnvironment | None:
     """The JAX version of an environment, or None where there is none."""
     if not has_native(env_id):
         return None
@@ -47,5 +47,5 @@ def make_native(env_id: str, *, frame_stack: int | None = None) -> NativeEnviron
         protocol = minatar.PROTOCOL
         reset, step, num_actions = minatar.native(env_id)
     frame = jax.eval_shape(lambda: reset(jax.random.key(0))[1])
-    spec = EnvSpec(env_id, protocol, frame.shape, frame.dtype.name, num_actions, frame_stack or 1)
+    spec = EnvSpec(env_id, protocol, frame.shape, frame.dtype.name, num_actions)
     return NativeEnvironment(spec, reset, step)

@@ -59,7 +59,7 @@ class Config:
     num_seeds: int = 1
     """Seeds seed, seed + 1, ... trained in one compiled program."""
     total_timesteps: int = 50_000
-    """Agent steps, in whole epochs: the last one is finished."""
+    """Agent steps; in the host loop each epoch goes on to the end of its last episode."""
     max_episode_steps: int = 27_000
     """H: longer episodes are truncated."""
 
@@ -196,6 +196,8 @@ class Config:
         if self.meta_gradient != "none":
             self._require("batch_norm", not self.batch_norm, "cannot be combined with --meta-gradient")
             self._require("head_weights", not self.head_weights, "cannot be combined with --meta-gradient")
+            discount = self.head_weight_discount
+            self._require("head_weight_discount", discount == 1, "cannot be combined with --meta-gradient")
             self._require(
                 "acting_rule",
                 self.acting_rule == "uniform",
@@ -222,17 +224,17 @@ class Config:
         return tuple(weight * self.head_weight_discount**i for i, weight in enumerate(given))
 
     @property
-    def steps_per_epoch(self) -> int:
-        return min(self.epoch_steps, self.total_timesteps)
+    def num_epochs(self) -> int:
+        return -(-self.total_timesteps // self.epoch_steps)
+
+    def epoch_end(self, epoch: int) -> int:
+        """The step at which an epoch is long enough; the last one takes what is left."""
+        return min((epoch + 1) * self.epoch_steps, self.total_timesteps)
 
     @property
     def row_period_steps(self) -> int:
-        """A short run has at least one row for each epoch."""
-        return min(self.log_period_steps, self.steps_per_epoch)
-
-    @property
-    def num_epochs(self) -> int:
-        return -(-self.total_timesteps // self.steps_per_epoch)
+        """A short run has at least one row."""
+        return min(self.log_period_steps, self.epoch_steps, self.total_timesteps)
 
     @property
     def sampled_batch_size(self) -> int:

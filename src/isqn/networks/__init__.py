@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from isqn.networks.torsos import FOR_IMAGES, TORSOS, Style
 from isqn.types import Array, EnvSpec, Params, UserError
+
+if TYPE_CHECKING:
+    from isqn.experiments.config import Config
 
 
 class Network(NamedTuple):
@@ -21,21 +24,6 @@ class Network(NamedTuple):
     init: Callable[[Array], tuple[Params, Params]]  # key -> params, statistics
     apply: Callable[..., tuple[Array, Params]]  # params, statistics, obs (B, ...), train -> q (B, H, A), statistics
     look: Callable[[Params, Params, Array], tuple[list[Array], Array]]  # the output of every ReLU, the shared features
-
-
-class NetworkSettings(Protocol):
-    @property
-    def torso(self) -> str: ...
-    @property
-    def layer_norm(self) -> bool: ...
-    @property
-    def batch_norm(self) -> bool: ...
-    @property
-    def width_factor(self) -> float: ...
-    @property
-    def hidden_sizes(self) -> tuple[int, ...]: ...
-    @property
-    def compute_dtype(self) -> str: ...
 
 
 def torso_name(requested: str, spec: EnvSpec) -> str:
@@ -54,15 +42,15 @@ def torso_name(requested: str, spec: EnvSpec) -> str:
     return requested
 
 
-def make_network(spec: EnvSpec, num_heads: int, settings: NetworkSettings) -> Network:
+def make_network(spec: EnvSpec, num_heads: int, config: Config) -> Network:
     style = Style(
-        layer_norm=settings.layer_norm,
-        batch_norm=settings.batch_norm,
-        width_factor=settings.width_factor,
-        hidden_sizes=settings.hidden_sizes,
-        dtype=jnp.dtype(settings.compute_dtype),
+        layer_norm=config.layer_norm,
+        batch_norm=config.batch_norm,
+        width_factor=config.width_factor,
+        hidden_sizes=config.hidden_sizes,
+        dtype=jnp.dtype(config.compute_dtype),
     )
-    name = torso_name(settings.torso, spec)
+    name = torso_name(config.torso, spec)
     torso = TORSOS[name](style)
     kernel_init = jax.nn.initializers.lecun_normal() if name == "mlp" else jax.nn.initializers.xavier_uniform()
 

@@ -54,15 +54,13 @@ def _name(path: Any) -> str:
 
 def write(folder: Path, arrays: dict[str, np.ndarray], manifest: dict[str, Any]) -> None:
     """A whole folder or none."""
-    aside = folder.with_name(f".writing-{folder.name}")
+    aside = folder.with_name(".writing")  # what a kill left there is removed by the next write
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
     save_file(arrays, aside / "state.safetensors")
     manifest = {"format": FORMAT, "state_sha256": _digest(aside / "state.safetensors"), **manifest}
-    text = json.dumps(manifest, indent=1)
-    (aside / "manifest.json").write_text(
-        json.dumps({"sha256": hashlib.sha256(text.encode()).hexdigest(), "manifest": text})
-    )
+    text = json.dumps({"manifest_sha256": _manifest_digest(manifest), **manifest}, indent=1)
+    (aside / "manifest.json").write_text(text + "\n")
     for path in (*aside.iterdir(), aside):
         sync(path)
     shutil.rmtree(folder, ignore_errors=True)
@@ -73,11 +71,7 @@ def write(folder: Path, arrays: dict[str, np.ndarray], manifest: dict[str, Any])
 def read(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """Arrays and manifest, or DamagedFile."""
     try:
-        outer = json.loads((folder / "manifest.json").read_text())
-        text = outer["manifest"]
-        if hashlib.sha256(text.encode()).hexdigest() != outer["sha256"]:
-            raise DamagedFile(f"{folder / 'manifest.json'} does not match its checksum")
-        manifest = json.loads(text)
+        manifest = read_manifest(folder)
         if manifest["format"] != FORMAT:
             raise UserError(f"{folder} has checkpoint format {manifest['format']}; this version reads format {FORMAT}.")
         if _digest(folder / "state.safetensors") != manifest["state_sha256"]:
@@ -113,10 +107,18 @@ def tidy(run_dir: Path) -> None:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
+    path = folder / "manifest.json"
     try:
-        return json.loads(json.loads((folder / "manifest.json").read_text())["manifest"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DamagedFile(f"{folder} cannot be read: {error}") from error
+        manifest = json.loads(path.read_text())
+        if manifest.pop("manifest_sha256") != _manifest_digest(manifest):
+            raise DamagedFile(f"{path} does not match its checksum")
+        return manifest
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DamagedFile(f"{path} cannot be read: {error}") from error
+
+
+def _manifest_digest(manifest: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
 def newest_good(run_dir: Path) -> Any:
@@ -140,6 +142,7 @@ def drop_after(run_dir: Path, step: int) -> None:
     for best in run_dir.glob("best-*"):
         if int(best.name.removeprefix("best-")) > step:
             shutil.rmtree(best)
+    tidy(run_dir)  # a damaged file would otherwise be taken for the one that the rerun writes again
 
 
 def _digest(path: Path) -> str:

@@ -147,6 +147,7 @@ class Counters:
     step: int = 0
     episode: int = 0
     seconds: float = 0.0
+    logged_updates: int = 0  # updates summed in the totals that the next row of metrics averages
     best: float | None = None
     epoch_returns: list[float] = field(default_factory=list)
 
@@ -165,11 +166,12 @@ def train(
     progress = progress or Progress(config.total_timesteps, enabled=False)
     loop = make_loop(config, agent, env, replay)
     seeds = jnp.arange(config.seed, config.seed + len(run_dirs))
-    zeros = empty_totals(agent, config, env.spec)
-    columns = metrics_columns(zeros, FEATURE_PROBES if config.analysis else ())
-    restored = _restore(run_dirs, jax.eval_shape(loop.init, seeds), replay)
+    totals = empty_totals(agent, config, env.spec)
+    columns = metrics_columns(totals, FEATURE_PROBES if config.analysis else ())
+    totals = jax.tree.map(lambda m: jnp.zeros((len(run_dirs), *m.shape), m.dtype), totals)
+    restored = _restore(run_dirs, jax.eval_shape(loop.init, seeds), totals, replay)
     if restored:
-        state, counts, saved_files, lengths = restored
+        state, totals, counts, saved_files, lengths = restored
     else:
         state = loop.init(seeds)
         counts, saved_files = [Counters() for _ in run_dirs], [[] for _ in run_dirs]
@@ -183,8 +185,7 @@ def train(
     last_loss: float | None = None
     clock = time.monotonic() - counts[0].seconds
     saved_at = time.monotonic()
-    row_totals: Any = None
-    row_updates, row_started, row_step = 0, time.monotonic(), step
+    row_started, row_step = time.monotonic(), step
 
     def save() -> None:
         for index, run_dir in enumerate(run_dirs):
@@ -199,23 +200,25 @@ def train(
                 "replay": {"files": saved_files[index]},
                 "tables": {"episodes": episodes[index].length, "metrics": metrics[index].length},
             }
-            arrays = checkpoint.flatten(mine._replace(rows=()))
+            arrays = checkpoint.flatten({**mine._replace(rows=())._asdict(), "totals": _one(totals, index)})
             checkpoint.write(checkpoint.folder_of(run_dir, step), arrays, manifest)
         for run_dir in run_dirs:  # only when every seed has the new one may an old one go
             checkpoint.tidy(run_dir)
 
     try:
-        while step < config.num_epochs * config.steps_per_epoch:
+        while step < config.total_timesteps:
+            epoch = step // config.epoch_steps
             until, learning = _next_stop(config, step)
-            state, ended, totals = loop.run(state, step, num_steps=until - step, learning=learning)
+            state, ended, sums = loop.run(state, step, num_steps=until - step, learning=learning)
             for index in range(len(run_dirs)):
                 of_seed = _one(ended, index, axis=1)
                 for episode in _record_episodes(episodes[index], of_seed, step, counts[index], config, clock):
                     trackers[index].log({"return": episode["return"], "length": episode["length"]}, episode["step"])
                     last_return = episode["return"]
             if learning:
-                row_totals = totals if row_totals is None else jax.tree.map(jnp.add, row_totals, totals)
-                row_updates += (until - step) // config.update_period
+                totals = jax.tree.map(jnp.add, totals, sums)
+                for count in counts:
+                    count.logged_updates += (until - step) // config.update_period
             step = until
 
             if step % config.row_period_steps == 0:
@@ -231,25 +234,27 @@ def train(
                         "memory_mb": memory_mb(),
                         "seconds": now - clock,
                     }
-                    if row_updates:
-                        mine, sums = _one(state, index), _one(row_totals, index)
-                        require_finite((mine.agent.params, sums), run_dirs[index], step)
-                        row |= means(sums, row_updates)
+                    if counts[index].logged_updates:
+                        mine, sums = _one(state.agent, index), _one(totals, index)
+                        require_finite((mine.params, sums), run_dirs[index], step)
+                        row |= means(sums, counts[index].logged_updates)
                         last_loss = row["loss"]
                         if config.analysis:
-                            key = device_key(mine.agent.seed, "probe", step)
-                            looked_at = replay.sample(mine.rows, step, key, config.analysis_samples)
-                            row |= probe_features(agent.network, mine.agent, looked_at.obs)
+                            key = device_key(mine.seed, "probe", step)
+                            looked_at = replay.sample(_one(state.rows, index), step, key, config.analysis_samples)
+                            row |= probe_features(agent.network, mine, looked_at.obs)
+                    counts[index].logged_updates = 0
                     metrics[index].add(row)
                     trackers[index].log(row, step)
-                row_totals, row_updates, row_started, row_step = None, 0, now, step
+                totals = jax.tree.map(jnp.zeros_like, totals)
+                row_started, row_step = now, step
             progress.show(step, last_return, last_loss)
 
             stopping = should_stop()
-            if step % config.steps_per_epoch == 0:
+            if step == config.epoch_end(epoch):
                 results = []
                 for index, count in enumerate(counts):
-                    result = Epoch(step // config.steps_per_epoch - 1, step, count.epoch_returns)
+                    result = Epoch(epoch, step, count.epoch_returns)
                     count.epoch_returns = []
                     if result.returns and (count.best is None or result.mean_return > count.best):
                         count.best = result.mean_return
@@ -261,7 +266,7 @@ def train(
             elif stopping or time.monotonic() - saved_at > 60 * config.checkpoint_minutes:
                 save()
                 saved_at = time.monotonic()
-            if stopping and step < config.num_epochs * config.steps_per_epoch:
+            if stopping and step < config.total_timesteps:
                 raise Interrupted(f"stopped at step {step:,}; go on with `isqn resume {run_dirs[0]}`")
     finally:
         for table in (*episodes, *metrics):
@@ -273,7 +278,10 @@ def train(
 def _next_stop(config: Config, step: int) -> tuple[int, bool]:
     """Where the next stretch ends, in whole updates, and whether it learns."""
     begins = config.learning_starts // config.update_period * config.update_period
-    stops = [(step // period + 1) * period for period in (config.row_period_steps, config.steps_per_epoch)]
+    stops = [
+        (step // config.row_period_steps + 1) * config.row_period_steps,
+        config.epoch_end(step // config.epoch_steps),
+    ]
     if step < begins:
         stops.append(begins)
     return min(stops), step >= begins
@@ -292,7 +300,7 @@ def _record_episodes(
     for place in np.flatnonzero(ended.over):
         step = first_step + int(place) + 1
         row = {
-            "epoch": (step - 1) // config.steps_per_epoch,
+            "epoch": (step - 1) // config.epoch_steps,
             "episode": count.episode,
             "step": step,
             "frame": step,
@@ -319,27 +327,36 @@ def _save_rows(folder: Path, rows: Rows, files: list[Description], step: int, ca
     return [file for file in files if file["until"] > step - capacity]
 
 
-def _restore(run_dirs: list[Path], template: LoopState, replay: DeviceReplay) -> Any:
+def _restore(run_dirs: list[Path], template: LoopState, totals: Any, replay: DeviceReplay) -> Any:
     """The newest state that all seeds have whole."""
     common = set.intersection(*(set(checkpoint.steps(d)) for d in run_dirs))
-    small = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), template._replace(rows=()))
+    batched = {**template._replace(rows=())._asdict(), "totals": totals}
+    small = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batched)
     for step in sorted(common, reverse=True):
         states, manifests = [], []
         try:
             for run_dir in run_dirs:
                 folder = checkpoint.folder_of(run_dir, step)
                 arrays, manifest = checkpoint.read(folder)
-                state = checkpoint.unflatten(small, arrays, folder)
-                states.append(state._replace(rows=_load_rows(run_dir / "replay", manifest["replay"]["files"], replay)))
+                tree = checkpoint.unflatten(small, arrays, folder)
+                tree["rows"] = _load_rows(run_dir / "replay", manifest["replay"]["files"], replay)
+                states.append(tree)
                 manifests.append(manifest)
         except DamagedFile as error:
             checkpoint.warn_damaged(error)
             continue
         for run_dir in run_dirs:
             checkpoint.drop_after(run_dir, step)
-        state = jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
+        tree = jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
+        totals = tree.pop("totals")
         counts = [Counters(**manifest["counters"]) for manifest in manifests]
-        return state, counts, [m["replay"]["files"] for m in manifests], [m["tables"] for m in manifests]
+        return (
+            LoopState(**tree),
+            totals,
+            counts,
+            [m["replay"]["files"] for m in manifests],
+            [m["tables"] for m in manifests],
+        )
     if any(checkpoint.steps(d) for d in run_dirs):
         raise UserError(f"{run_dirs[0]} has no checkpoint that can be read; start again with `isqn train --overwrite`.")
     return None

@@ -46,7 +46,6 @@ class Counters:
     logged_updates: int = 0  # updates summed in the totals that the next row of metrics averages
     best: float | None = None
     epoch_returns: list[float] = field(default_factory=list)
-    results: list[tuple[int, int, float]] = field(default_factory=list)  # epoch, step, mean return
 
 
 class Functions(NamedTuple):
@@ -88,9 +87,9 @@ def train(
     progress = progress or Progress(config.total_timesteps, enabled=False)
     count = Counters()
     history: list[list[int]] = [[]]  # actions since the environment's last real reset, by episode
-    totals = zeros = empty_totals(agent, config, env.spec)
+    totals = empty_totals(agent, config, env.spec)
     state = jax.jit(agent.init)(seed)
-    metric_columns = metrics_columns(zeros, FEATURE_PROBES if config.analysis else ())
+    metric_columns = metrics_columns(totals, FEATURE_PROBES if config.analysis else ())
 
     restored = _restore(run_dir, state, totals, make_replay)
     if restored:
@@ -174,7 +173,7 @@ def train(
                     require_finite((state.params, totals), run_dir, count.step)
                     row |= means(totals, count.logged_updates)
                     last_loss = row["loss"]
-                    totals, count.logged_updates = jax.tree.map(jnp.zeros_like, zeros), 0
+                    totals, count.logged_updates = jax.tree.map(jnp.zeros_like, totals), 0
                     if config.analysis:
                         looked_at = replay.sample(config.analysis_samples, host_generator(seed, "probe", count.step))
                         row |= probe_features(agent.network, state, looked_at.obs)
@@ -202,23 +201,22 @@ def train(
                 history = [*history, []] if env.continues else [[]]
                 replay.add_first(env.reset(episode_seed(seed, count.episode)))
 
-                if count.step - count.epoch_start >= config.steps_per_epoch:
-                    result = Epoch(count.epoch, count.step, count.epoch_returns)
-                    count.results.append((result.epoch, result.step, result.mean_return))
-                    count.epoch, count.epoch_start, count.epoch_returns = count.epoch + 1, count.step, []
-                    if count.best is None or result.mean_return > count.best:
-                        count.best = result.mean_return
-                        save_best(run_dir, state, result)
-                    save()
-                    saved_at = time.monotonic()
-                    yield result
-
-            if should_stop():
-                save()
-                raise Interrupted(f"stopped at step {count.step:,}; go on with `isqn resume {run_dir}`")
-            if time.monotonic() - saved_at > 60 * config.checkpoint_minutes:
+            stopping = should_stop()
+            length = config.epoch_end(count.epoch) - (config.epoch_end(count.epoch - 1) if count.epoch else 0)
+            if (terminated or truncated) and count.step - count.epoch_start >= length:
+                result = Epoch(count.epoch, count.step, count.epoch_returns)
+                count.epoch, count.epoch_start, count.epoch_returns = count.epoch + 1, count.step, []
+                if count.best is None or result.mean_return > count.best:
+                    count.best = result.mean_return
+                    save_best(run_dir, state, result)
                 save()
                 saved_at = time.monotonic()
+                yield result
+            elif stopping or time.monotonic() - saved_at > 60 * config.checkpoint_minutes:
+                save()
+                saved_at = time.monotonic()
+            if stopping and count.epoch < config.num_epochs:
+                raise Interrupted(f"stopped at step {count.step:,}; go on with `isqn resume {run_dir}`")
     finally:
         episodes.close()
         metrics.close()

@@ -45,6 +45,7 @@ def empty_totals(agent: Agent, config: Config, spec: EnvSpec) -> Any:
 
 def save_best(run_dir: Path, state: Any, result: Epoch) -> None:
     """The agent of the best epoch so far, by mean training return."""
+    require_finite(state.params, run_dir, result.step)
     name = f"best-{result.step:012d}"
     manifest = {"criterion": "mean training return of an epoch", **result._asdict(), "mean_return": result.mean_return}
     checkpoint.write(run_dir / name, checkpoint.flatten({"agent": state}), manifest)

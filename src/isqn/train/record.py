@@ -230,5 +230,5 @@ def results(run_dir: Path) -> dict[str, Any]:
     rows = read_table(run_dir / "episodes.csv")
     for row in rows:
         epochs.setdefault(int(row["epoch"]), []).append(float(row["return"]))
-    means = [sum(returns) / len(returns) for _, returns in sorted(epochs.items())]
-    return {"episodes": len(rows), "epoch_returns": means, "auc": sum(means)}
+    means = [sum(epochs[e]) / len(epochs[e]) if e in epochs else None for e in range(max(epochs, default=-1) + 1)]
+    return {"episodes": len(rows), "epoch_returns": means, "auc": sum(mean for mean in means if mean is not None)}

@@ -16,6 +16,7 @@ from isqn.agents import q_learning
 from isqn.analysis.probes import observed
 from isqn.data.device_replay import DeviceReplay
 from isqn.data.replay import Memory, Replay, memory_needed
+from isqn.envs import atari
 from isqn.envs.adapter import Environment, make_environment
 from isqn.envs.native import has_native, make_native
 from isqn.experiments.config import Config, flag, nearest_path, read_toml
@@ -104,7 +105,7 @@ def replay_bytes(config: Config, spec: EnvSpec) -> int:
 def start(config: Config, run_dir: Path | None = None, *, overwrite: bool = False, quiet: bool = False) -> list[Path]:
     """Train a new run; the folders that it wrote, one for each seed."""
     folders = run_dirs(config, run_dir)
-    require_possible(config)
+    require_possible(config, specification(config), compiled_loop=uses_compiled_loop(config))
     for folder in folders:
         record.require_free(folder, overwrite)
     for index, folder in enumerate(folders):
@@ -115,11 +116,9 @@ def start(config: Config, run_dir: Path | None = None, *, overwrite: bool = Fals
     return folders
 
 
-def require_possible(config: Config) -> None:
+def require_possible(config: Config, spec: EnvSpec, *, compiled_loop: bool) -> None:
     """Refuse what cannot run before a folder is made, or an old one deleted, for it."""
-    spec = specification(config)
     make_agent(config, spec)
-    compiled_loop = uses_compiled_loop(config)
     require_memory(replay_memory(config, spec), can_compress=not compiled_loop)
     if compiled_loop:
         _require_whole_updates(config)
@@ -187,7 +186,9 @@ def _train_on_host(
     memory = memory_needed(env.spec, config.buffer_size, compresses(config, env.spec))
     require_memory(memory)
     progress.say(f"{config.label} on {env.spec.id} ({env.spec.protocol}), seed {config.seed}")
-    progress.say(f"{memory}")
+    if env.spec.protocol in atari.PROTOCOLS:
+        progress.say(atari.PROTOCOLS[env.spec.protocol].describe())
+    progress.say(f"{memory}.")
     agent, make_replay = make_agent(config, env.spec), replay_factory(config, env.spec)
     finish = _begin_summaries(config, [run_dir], env.spec)
     functions = host.compile_agent(agent)
@@ -213,7 +214,7 @@ def _train_compiled(config: Config, folders: list[Path], progress: Progress, sho
     require_memory(memory, can_compress=False)
     seeds = f"seeds {config.seed} to {config.seed + len(folders) - 1}" if len(folders) > 1 else f"seed {config.seed}"
     progress.say(f"{config.label} on {env.spec.id} ({env.spec.protocol}), {seeds}, compiled loop")
-    progress.say(f"{memory}")
+    progress.say(f"{memory}.")
     agent = make_agent(config, env.spec)
     finish = _begin_summaries(config, folders, env.spec)
     for epochs in compiled.train(config, folders, agent, env, replay, should_stop=should_stop, progress=progress):

@@ -2,19 +2,41 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from isqn.agents.q_learning import Agent
-from isqn.analysis.cost import Timing, time_calls
 from isqn.data.replay import Replay
 from isqn.envs.adapter import Environment
 from isqn.experiments.config import Config
 from isqn.keys import episode_seed, host_generator
 from isqn.train.host import Functions, compile_agent
 from isqn.train.loop import empty_totals
+
+
+class Timing(NamedTuple):
+    """Seconds of one call: the median, and the quartiles around it."""
+
+    median: float
+    low: float
+    high: float
+
+
+def time_calls(call: Callable[[], object], seconds: float = 1.0, least: int = 5) -> Timing:
+    """Call once to warm up, then for about so long."""
+    call()
+    taken: list[float] = []
+    begin = time.perf_counter()
+    while len(taken) < least or time.perf_counter() - begin < seconds:
+        start = time.perf_counter()
+        call()
+        taken.append(time.perf_counter() - start)
+    low, median, high = np.percentile(taken, [25, 50, 75])
+    return Timing(float(median), float(low), float(high))
 
 
 class StepTimes(NamedTuple):
