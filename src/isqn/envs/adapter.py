@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import os
+import re
 import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -178,8 +179,9 @@ def _unknown(env_id: str) -> UserError:
 
 
 def _is_old_atari(name: str) -> bool:
-    """Pong-v4, PongNoFrameskip-v4, ...: registered as soon as something imports ale-py."""
-    return name in gym.registry and str(gym.registry[name].entry_point).startswith("ale_py")
+    """Pong-v4, PongNoFrameskip-v4, ...: ids that Gymnasium knows once something has imported ale-py."""
+    game = re.fullmatch(r"(\w+?)(-ram)?(NoFrameskip|Deterministic)?-v[04]", name)
+    return game is not None and f"ALE/{game[1]}-v5" in {row.id for row in list_environments()}
 
 
 class Row(NamedTuple):
