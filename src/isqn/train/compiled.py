@@ -28,7 +28,7 @@ from isqn.experiments.config import Config
 from isqn.keys import device_key
 from isqn.train import checkpoint
 from isqn.train.loop import Epoch, Interrupted, empty_totals, means, metrics_columns, require_finite, save_best
-from isqn.train.progress import Progress, memory_mb
+from isqn.train.progress import Progress, duration, memory_mb
 from isqn.train.record import EPISODE_COLUMNS, Table, Tracker
 from isqn.types import Array, UserError
 
@@ -186,6 +186,8 @@ def train(
     clock = time.monotonic() - counts[0].seconds
     saved_at = time.monotonic()
     row_started, row_step = time.monotonic(), step
+    compiled_lengths: set[int] = set()  # stretches whose time is not that of the compiler
+    estimated = False
 
     def save() -> None:
         for index, run_dir in enumerate(run_dirs):
@@ -209,7 +211,15 @@ def train(
         while step < config.total_timesteps:
             epoch = step // config.epoch_steps
             until, learning = _next_stop(config, step)
+            began = time.monotonic()
             state, ended, sums = loop.run(state, step, num_steps=until - step, learning=learning)
+            jax.block_until_ready(ended)
+            if learning and not estimated and (until - step) in compiled_lengths:
+                estimated = True
+                left = (config.total_timesteps - until) * (time.monotonic() - began) / (until - step)
+                progress.say(f"about {duration(left)} left on this machine")
+            if learning:
+                compiled_lengths.add(until - step)
             for index in range(len(run_dirs)):
                 of_seed = _one(ended, index, axis=1)
                 for episode in _record_episodes(episodes[index], of_seed, step, counts[index], config, clock):

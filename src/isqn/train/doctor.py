@@ -45,7 +45,7 @@ def examine(config: Config) -> dict[str, Any]:
         "milliseconds": {name: [1e3 * value for value in timed] for name, timed in times._asdict().items()},
         "bottleneck": part,
         "steps_per_second": rate,
-        "verdict": f"about {rate:,.0f} steps/s while learning; the {part} takes {share:.0%} of a step "
+        "verdict": f"about {rate:,.0f} steps/s while learning in the host loop; the {part} takes {share:.0%} of a step "
         f"(an update every {config.update_period} steps).",
     }
 

@@ -20,7 +20,7 @@ from isqn.envs import atari
 from isqn.envs.adapter import Environment, make_environment
 from isqn.envs.native import has_native, make_native
 from isqn.experiments.config import Config, flag, nearest_path, read_toml
-from isqn.train import compiled, host, record, timing
+from isqn.train import checkpoint, compiled, host, record, timing
 from isqn.train.loop import Epoch
 from isqn.train.progress import Progress, duration
 from isqn.types import EnvSpec, UserError
@@ -194,10 +194,9 @@ def _train_on_host(
     functions = host.compile_agent(agent)
     if progress.enabled and config.total_timesteps >= LONG_RUN_STEPS:
         times = timing.measure(config, agent, env, make_replay(), functions, seconds=0.5)
-        seconds = config.total_timesteps * times.seconds_per_step(config)
-        progress.say(
-            f"about {duration(seconds)} on this machine for {config.total_timesteps:,} steps{_shorter(config)}"
-        )
+        left = config.total_timesteps - max(checkpoint.steps(run_dir), default=0)
+        seconds = left * times.seconds_per_step(config)
+        progress.say(f"about {duration(seconds)} on this machine for {left:,} steps{_shorter(config)}")
     epochs = host.train(
         config, run_dir, agent, env, make_replay, functions=functions, should_stop=should_stop, progress=progress
     )
