@@ -20,73 +20,38 @@ import time
 from pathlib import Path
 
 import ale_py
-import cv2
-import gymnasium
 import numpy as np
 import psutil
 import zstandard
 
 from isqn.data.replay import BLOCK_ROWS, ZSTD_LEVEL, Replay, memory_needed
+from isqn.envs.adapter import make_environment
+from isqn.envs.scores import ATARI_15
+from isqn.keys import episode_seed
 from isqn.types import EnvSpec
 
-GAMES = [
-    *("MsPacman", "Pong", "Qbert", "Assault", "Asterix"),
-    *("BeamRider", "Boxing", "Breakout", "CrazyClimber", "DemonAttack"),
-    *("Enduro", "FishingDerby", "SpaceInvaders", "Tutankham", "VideoPinball"),
-]
 MILLION = 1_000_000
-
-
-class Atari:
-    """Sticky actions, 4 emulator frames a step, the maximum of the last two in gray, 84 x 84."""
-
-    def __init__(self, game: str) -> None:
-        self.env = gymnasium.make(f"ALE/{game}-v5", frameskip=1, repeat_action_probability=0.25)
-        self.ale = self.env.unwrapped.ale
-        self.screens = np.zeros((2, *self.env.observation_space.shape[:2]), np.uint8)
-        actions = int(self.env.action_space.n)
-        self.spec = EnvSpec(f"ALE/{game}-v5", "machado2018", (84, 84, 1), "uint8", actions, 4, 4)
-
-    def reset(self, seed: int | None = None) -> np.ndarray:
-        self.env.reset(seed=seed)
-        self.screens[0] = 0
-        self.ale.getScreenGrayscale(self.screens[1])
-        return self.frame()
-
-    def step(self, action: int) -> tuple[float, bool, bool, np.ndarray]:
-        total = 0.0
-        for repeat in range(4):
-            _, reward, terminated, truncated, _ = self.env.step(action)
-            total += float(reward)
-            if repeat >= 2:
-                self.ale.getScreenGrayscale(self.screens[repeat - 2])
-            if terminated or truncated:
-                break
-        return total, terminated, truncated, self.frame()
-
-    def frame(self) -> np.ndarray:
-        return cv2.resize(self.screens.max(0), (84, 84), interpolation=cv2.INTER_AREA)[..., None]
 
 
 def record(game: str, steps: int, seed: int) -> tuple[EnvSpec, list[tuple], np.ndarray]:
     """Random play: the arguments of `add` without the frame, () for a reset; and the frames."""
-    atari = Atari(game)
+    env = make_environment(f"ALE/{game}-v5")
     rng = np.random.default_rng(seed)
     # One array from the start: a list of frames would leave free memory behind for the replay to grow into.
-    frames = np.empty((steps, *atari.spec.frame_shape), np.uint8)
+    frames = np.empty((steps, *env.spec.frame_shape), np.uint8)
     moves: list[tuple] = []
-    over = True
+    over, episode = True, 0
     for row in range(steps):
         if over:
-            frames[row] = atari.reset(None if moves else seed)
+            frames[row] = env.reset(episode_seed(seed, episode))
             moves.append(())
-            over = False
+            over, episode = False, episode + 1
         else:
-            action = int(rng.integers(atari.spec.num_actions))
-            reward, terminated, truncated, frames[row] = atari.step(action)
+            action = int(rng.integers(env.spec.num_actions))
+            frames[row], reward, terminated, truncated = env.step(action)
             moves.append((action, reward, terminated, truncated))
             over = terminated or truncated
-    return atari.spec, moves, frames
+    return env.spec, moves, frames
 
 
 def add_row(replay: Replay, move: tuple, frame: np.ndarray) -> None:
@@ -171,13 +136,11 @@ def print_row(result: dict) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=20_000, help="rows per game: steps, and one more per episode")
-    parser.add_argument("--games", nargs="+", default=GAMES)
+    parser.add_argument("--games", nargs="+", default=ATARI_15)
     parser.add_argument("--resident", metavar="GAME", help="fill 1,000,000 rows with this game instead")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, help="add the results to this file")
     arguments = parser.parse_args()
-    cv2.setNumThreads(1)
-    gymnasium.register_envs(ale_py)
 
     machine = {
         "command": " ".join(["python", *sys.argv]),
