@@ -259,7 +259,6 @@ def minatar_loop(rounds: int) -> dict[str, Any]:
     for seeds in (1, 3, 10):
         config = preset_config("minatar").replace(scheme="iterated-shared", num_bellman_iterations=9, num_seeds=seeds)
         env = make_native(config.env_id)
-        assert env is not None
         loop = make_loop(config, q_learning.make(config, env.spec), env, run.device_replay(config, env.spec))
         state, _, _ = loop.run(loop.init(jnp.arange(seeds)), 0, num_steps=stretch, learning=False)
         states = [state]

@@ -107,7 +107,6 @@ def test_host_draws_the_transitions():
 def test_native_draws_the_transitions(env_id):
     mdp = toy.PROBLEMS[env_id]()
     native = make_native(env_id)
-    assert native is not None
     keys = jax.random.split(jax.random.key(0), 4000)
     first, _ = jax.jit(jax.vmap(native.reset))(keys)
     np.testing.assert_allclose(np.bincount(first.place, minlength=len(mdp.start)) / 4000, mdp.start, atol=0.04)
@@ -125,7 +124,6 @@ def test_native_draws_the_transitions(env_id):
 def test_native_chain_and_loop_play_as_the_host_does():
     for env_id in ("isqn/Chain-v0", "isqn/Loop-v0"):
         host, native = make_environment(env_id), make_native(env_id)
-        assert native is not None
         assert native.spec == host.spec
         step = jax.jit(native.step)
         state, _ = jax.jit(native.reset)(jax.random.key(0))

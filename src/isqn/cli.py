@@ -267,7 +267,7 @@ def cost(argv: list[str]) -> int:
     args = _parse(Cost, argv, "isqn cost")
     from isqn.analysis.cost import COMPARED
     from isqn.analysis.cost import cost as cost_of
-    from isqn.train.run import replay_bytes, specification
+    from isqn.train.run import replay_memory, specification
 
     config = preset_config(args.preset)
     if args.game:
@@ -276,7 +276,7 @@ def cost(argv: list[str]) -> int:
     rows = []
     for scheme, k in COMPARED:
         one = config.replace(scheme=scheme, num_bellman_iterations=k)
-        rows.append(cost_of(one, spec, replay_bytes(one, spec))._asdict())
+        rows.append(cost_of(one, spec, replay_memory(one, spec).total)._asdict())
         if not args.json and sys.stderr.isatty():
             print(f"\rcompiling {len(rows)}/{len(COMPARED)} ", end="", file=sys.stderr)
     if args.json:

@@ -58,11 +58,8 @@ class Model:
     def _begin(self, config: Config, spec: EnvSpec | None = None) -> None:
         self.config = config
         self.spec = spec or (self._env.spec if self._env else run.specification(config))
-        self._set_agent(config)
         self.num_timesteps = 0
         self._run_dir: Path | None = None
-
-    def _set_agent(self, config: Config) -> None:
         self._agent = run.make_agent(config, self.spec)
         certain = run.make_agent(config.replace(acting_rule="mean", meta_gradient="none"), self.spec)
         self._act = {False: jax.jit(jax.vmap(self._agent.act, in_axes=(None, 0, None, 0, None)))}

@@ -32,20 +32,20 @@ def has_native(env_id: str) -> bool:
     return env_id in toy.PROBLEMS or env_id in classic.IDS or minatar.full_id(env_id) is not None
 
 
-def make_native(env_id: str) -> NativeEnvironment | None:
-    """The JAX version of an environment, or None where there is none."""
-    if not has_native(env_id):
-        return None
+def make_native(env_id: str) -> NativeEnvironment:
+    """The JAX version of an environment that has one."""
     if env_id in toy.PROBLEMS:
         protocol = "gymnasium"
         reset, step, num_actions = toy.native(toy.PROBLEMS[env_id]())
     elif env_id in classic.IDS:
         protocol = "gymnasium"
         reset, step, num_actions = classic.native(env_id)
-    else:
-        env_id = minatar.full_id(env_id) or env_id
+    elif full_id := minatar.full_id(env_id):
+        env_id = full_id
         protocol = minatar.PROTOCOL
         reset, step, num_actions = minatar.native(env_id)
+    else:
+        raise ValueError(f"{env_id} has no JAX version; has_native says which have.")
     frame = jax.eval_shape(lambda: reset(jax.random.key(0))[1])
     spec = EnvSpec(env_id, protocol, frame.shape, frame.dtype.name, num_actions)
     return NativeEnvironment(spec, reset, step)

@@ -62,6 +62,18 @@ def _sum_over_rows(x: Array) -> Array:
     return x
 
 
+def dot(x: Array, kernel: Array, dimensions: Any, **settings: Any) -> Array:
+    """For `nn.Dense`. One row, as in acting, goes through a large kernel in 16 parts.
+
+    XLA reads the kernel of a single row on one core, and the parts on all: a third off the time to act on Atari.
+    """
+    parts = 16
+    if len(x) > 1 or len(kernel) < 256 * parts or len(kernel) % parts:
+        return jax.lax.dot_general(x, kernel, dimensions, **settings)
+    sums = jnp.einsum("pi,pio->po", x.reshape(parts, -1), kernel.reshape(parts, -1, kernel.shape[1]), **settings)
+    return sums.sum(axis=0, keepdims=True)
+
+
 class Conv(nn.Module):
     """A square two-dimensional convolution."""
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import flax.linen as nn
 import jax.numpy as jnp
 
-from isqn.networks.layers import Conv, LayerNorm, PatchConv
+from isqn.networks.layers import Conv, LayerNorm, PatchConv, dot
 from isqn.types import Array
 
 
@@ -136,7 +136,8 @@ class Impala(nn.Module):
 
 def _hidden(style: Style, size: int, x: Array, train: bool) -> Array:
     """The last hidden layer of a convolutional torso. Called inside a compact method."""
-    x = nn.Dense(style.features(size), dtype=style.dtype, kernel_init=nn.initializers.xavier_uniform())(x)
+    kernel_init = nn.initializers.xavier_uniform()
+    x = nn.Dense(style.features(size), dtype=style.dtype, kernel_init=kernel_init, dot_general=dot)(x)
     return Activation(style)(x, train)
 
 

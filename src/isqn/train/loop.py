@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,7 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from isqn.agents.q_learning import Agent
+from isqn.data.replay import Replay
+from isqn.envs.adapter import Environment
 from isqn.experiments.config import Config
+from isqn.keys import episode_seed
 from isqn.train import checkpoint
 from isqn.types import EnvSpec, UserError
 
@@ -41,6 +46,23 @@ def empty_totals(agent: Agent, config: Config, spec: EnvSpec) -> Any:
     batch = spec.batch(config.sampled_batch_size)
     _, metrics = jax.eval_shape(agent.update, jax.eval_shape(agent.init, 0), batch)
     return jax.tree.map(lambda m: jnp.zeros(m.shape, m.dtype), metrics)
+
+
+def play(
+    config: Config, env: Environment, replay: Replay, choose: Callable[[int, int], int], seed: int
+) -> Iterator[None]:
+    """Without learning: one step a turn, game after game; `choose` sees the numbers of the step and the episode."""
+    episode, length = 0, 0
+    replay.add_first(env.reset(episode_seed(seed, episode)))
+    for step in itertools.count():
+        action, length = choose(step, episode), length + 1
+        frame, reward, terminated, truncated = env.step(action)
+        truncated = truncated or (not terminated and length >= config.max_episode_steps)
+        replay.add(action, reward, terminated, truncated, frame)
+        if terminated or truncated:
+            episode, length = episode + 1, 0
+            replay.add_first(env.reset(episode_seed(seed, episode)))
+        yield
 
 
 def save_best(run_dir: Path, state: Any, result: Epoch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,11 +12,13 @@ import numpy as np
 
 from isqn.agents import q_learning
 from isqn.analysis.probes import observed, probe_features
+from isqn.compiler import jit
 from isqn.envs import toy
 from isqn.envs.adapter import make_environment
-from isqn.keys import episode_seed, host_generator
+from isqn.keys import host_generator
 from isqn.train import run
 from isqn.train.evaluate import load_agent_state
+from isqn.train.loop import play
 
 COLUMNS = {
     "effective-rank": ("effective_rank",),
@@ -42,22 +45,19 @@ def probe_run(
     state = jax.jit(agent.refresh)(state._replace(probe=jax.tree.map(jnp.copy, state.params)))
 
     replay = run.replay_factory(config, env.spec)()
-    act, episode, played = jax.jit(agent.act), 0, 0
-    replay.add_first(env.reset(episode_seed(seed, episode)))
-    while played < rows:
-        action = int(act(state, replay.observation(), config.epsilon_end, played, episode))
-        frame, reward, terminated, truncated = env.step(action)
-        replay.add(action, reward, terminated, truncated, frame)
-        played += 1
-        if terminated or truncated:
-            episode += 1
-            replay.add_first(env.reset(episode_seed(seed, episode)))
+    act = jit(agent.act)
+
+    def choose(step: int, episode: int) -> int:
+        return int(act(state, replay.observation(), config.epsilon_end, step, episode))
+
+    for _ in islice(play(config, env, replay, choose, seed), rows):
+        pass
     env.close()
 
     looked_at = replay.sample(samples, host_generator(seed, "probe"))
     found: dict[str, float] = probe_features(agent.network, state, looked_at.obs)
     if {"target-churn", "gradient-cosine"} & set(metrics):
-        update, measurements = jax.jit(agent.update, donate_argnums=0), []
+        update, measurements = jit(agent.update, donate_argnums=0), []
         for index in range(updates):
             batch = replay.sample(config.sampled_batch_size, host_generator(seed, "replay", index))
             state, measured = update(state, batch)

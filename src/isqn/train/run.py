@@ -78,9 +78,7 @@ def require_memory(memory: Memory, can_compress: bool = True) -> None:
 def specification(config: Config) -> EnvSpec:
     """Of the environment as this run will see it."""
     if uses_compiled_loop(config):
-        native = make_native(config.env_id)
-        assert native is not None
-        return native.spec
+        return make_native(config.env_id).spec
     env = make_environment(config.env_id, protocol=config.protocol)
     env.close()
     return env.spec
@@ -96,10 +94,6 @@ def replay_memory(config: Config, spec: EnvSpec) -> Memory:
         return memory_needed(spec, config.buffer_size, compresses(config, spec))
     size = device_replay(config, spec).nbytes * config.num_seeds
     return Memory(columns=0, frames=size, most_frames=size, compressed=False)
-
-
-def replay_bytes(config: Config, spec: EnvSpec) -> int:
-    return replay_memory(config, spec).total
 
 
 def start(config: Config, run_dir: Path | None = None, *, overwrite: bool = False, quiet: bool = False) -> list[Path]:
@@ -207,7 +201,6 @@ def _train_on_host(
 
 def _train_compiled(config: Config, folders: list[Path], progress: Progress, should_stop: Callable[[], bool]) -> None:
     env = make_native(config.env_id)
-    assert env is not None
     replay = device_replay(config, env.spec)
     memory = replay_memory(config.replace(num_seeds=len(folders)), env.spec)
     require_memory(memory, can_compress=False)

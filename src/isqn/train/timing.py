@@ -13,9 +13,9 @@ from isqn.agents.q_learning import Agent
 from isqn.data.replay import Replay
 from isqn.envs.adapter import Environment
 from isqn.experiments.config import Config
-from isqn.keys import episode_seed, host_generator
+from isqn.keys import host_generator
 from isqn.train.host import Functions, compile_agent
-from isqn.train.loop import empty_totals
+from isqn.train.loop import empty_totals, play
 
 
 class Timing(NamedTuple):
@@ -75,20 +75,9 @@ def measure(
     """Play a little at random, then time each part on its own. `replay` is used up."""
     call = functions or compile_agent(agent)
     rng = host_generator(config.seed, "timing")
-    episode = 0
-    replay.add_first(env.reset(episode_seed(config.seed, episode)))
-
-    def step() -> None:
-        nonlocal episode
-        action = int(rng.integers(env.spec.num_actions))
-        frame, reward, terminated, truncated = env.step(action)
-        replay.add(action, reward, terminated, truncated, frame)
-        if terminated or truncated:
-            episode += 1
-            replay.add_first(env.reset(episode_seed(config.seed, episode)))
-
+    steps = play(config, env, replay, lambda *_: int(rng.integers(env.spec.num_actions)), config.seed)
     for _ in range(max(200, config.num_steps_return + 1)):
-        step()
+        next(steps)
     state: Any = jax.jit(agent.init)(config.seed)
     totals: Any = empty_totals(agent, config, env.spec)
     batch = replay.sample(config.sampled_batch_size, rng)
@@ -99,7 +88,7 @@ def measure(
         jax.block_until_ready(state)
 
     return StepTimes(
-        environment=time_calls(step, seconds),
+        environment=time_calls(lambda: next(steps), seconds),
         act=time_calls(lambda: int(call.act(state, replay.observation(), np.float32(0.01), 0, 0)), seconds),
         sample=time_calls(lambda: replay.sample(config.sampled_batch_size, rng), seconds),
         update=time_calls(update, seconds),
