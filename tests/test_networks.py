@@ -9,7 +9,7 @@ import pytest
 
 from isqn.experiments.config import Config
 from isqn.networks import make_network, torso_name
-from isqn.networks.layers import PatchConv, layer_norm
+from isqn.networks.layers import PatchConv, dot, layer_norm
 from isqn.types import EnvSpec, UserError
 
 ATARI = EnvSpec("ALE/Asterix-v5", "machado2018-v1", (84, 84, 1), "uint8", 9, frame_stack=4, frames_per_step=4)
@@ -71,6 +71,17 @@ def test_a_convolution_as_a_product_of_patches_is_a_convolution():
     numbers = ("NHWC", "HWIO", "NHWC")
     expected = jax.lax.conv_general_dilated(x, kernel, (1, 1), "VALID", dimension_numbers=numbers) + bias
     np.testing.assert_allclose(layer.apply({"params": {"kernel": kernel, "bias": bias}}, x), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_single_row_through_a_large_layer_in_parts_is_the_plain_product(dtype):
+    x, kernel = jnp.arange(4096.0) % 7, jnp.arange(4096.0 * 3).reshape(4096, 3) % 5  # whole numbers: sums are exact
+    expected = np.asarray(x, np.float64) @ np.asarray(kernel, np.float64)
+    plain = (((1,), (0,)), ((), ()))
+    one = dot(x[None].astype(dtype), kernel.astype(dtype), plain)
+    assert one.dtype == dtype
+    np.testing.assert_allclose(one[0].astype(jnp.float32), expected, rtol=0 if dtype == "float32" else 0.01)
+    np.testing.assert_array_equal(dot(jnp.stack([x, 2 * x]), kernel, plain), [expected, 2 * expected])
 
 
 def test_layer_norm_is_flaxs_with_its_gradient():
