@@ -8,6 +8,9 @@ import subprocess
 import sys
 import types
 import warnings
+from contextlib import redirect_stdout
+from contextvars import ContextVar
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -125,13 +128,35 @@ def test_a_tracker_that_works_gets_the_configuration_and_every_row(name, tmp_pat
     monkeypatch.setitem(sys.modules, name, fake)
     run.start(HOST.replace(track=name), tmp_path / "run", quiet=True)
     assert fake.about["project"] == "tracked"
-    assert fake.about["name"] == "isqn/Chain-v0 iS-DQN K=1 3"
+    assert fake.about["name"] == "isqn/Chain-v0 iS-DQN K=1 seed 3"
     assert fake.about["config"]["hidden_sizes"] == (8,)
     episodes = record.read_table(tmp_path / "run" / "episodes.csv")
     returns = [(s, v["charts/episodic_return"]) for s, v in fake.logged if "charts/episodic_return" in v]
     assert returns == [(int(row["step"]), float(row["return"])) for row in episodes]
     assert [s for s, v in fake.logged if "charts/epsilon" in v] == [50, 100, 150, 200]
     assert fake.calls[-1] == "finish"
+
+
+def test_each_seed_of_a_program_is_a_run_of_its_own(tmp_path, monkeypatch):
+    """wandb hands out the first run again unless it is told not to; trackio ends the run in its context."""
+    current = ContextVar("current", default=None)
+
+    class Library(Fake):
+        def init(self, **about):
+            assert current.get() is None, "the run of the seed before would end here"
+            current.set(self)
+            begun.append((about["name"], about["dir"], about["reinit"]))
+            print("library: hello")
+            return self
+
+    begun = []
+    monkeypatch.setitem(sys.modules, "wandb", Library("wandb", fails="never"))
+    with redirect_stdout(StringIO()) as printed:
+        run.start(COMPILED.replace(track="wandb", num_seeds=2), tmp_path / "run", quiet=True)
+    assert begun == [
+        (f"isqn/Chain-v0 iS-DQN K=1 seed {seed}", tmp_path / "run" / f"seed-{seed}", "create_new") for seed in (3, 4)
+    ]
+    assert printed.getvalue() == "", "stdout is for the names of the run folders"
 
 
 def test_tracking_does_not_change_what_is_learned(tmp_path, monkeypatch):

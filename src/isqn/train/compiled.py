@@ -179,7 +179,7 @@ def train(
     kept = list(zip(run_dirs, lengths, strict=True))
     episodes = [Table(run_dir / "episodes.csv", EPISODE_COLUMNS, length["episodes"]) for run_dir, length in kept]
     metrics = [Table(run_dir / "metrics.csv", columns, length["metrics"]) for run_dir, length in kept]
-    trackers = [Tracker(config, d) for d in run_dirs]
+    trackers = [Tracker(config.replace(seed=config.seed + index), d) for index, d in enumerate(run_dirs)]
     step = counts[0].step
     last_return: float | None = None
     last_loss: float | None = None

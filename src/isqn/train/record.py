@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import importlib
 import io
 import json
 import os
@@ -10,6 +11,10 @@ import platform
 import subprocess
 import sys
 import warnings
+from contextlib import redirect_stdout
+from contextvars import Context
+from dataclasses import asdict
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, ClassVar
@@ -187,17 +192,18 @@ class Tracker:
             self._log = lambda values, step: [writer.add_scalar(name, value, step) for name, value in values.items()]
             self._finish = writer.close
             return
-        import importlib
-
         try:
             library = importlib.import_module(config.track)
         except ImportError:
             raise UserError(f'--track {config.track} needs `pip install "isqn[track]"`.') from None
-        from dataclasses import asdict
-
-        run = library.init(
-            project=config.experiment, name=f"{config.env_id} {config.label} {config.seed}", config=asdict(config)
-        )
+        settings: dict[str, Any] = {"project": config.experiment, "config": asdict(config)}
+        settings["name"] = f"{config.env_id} {config.label} seed {config.seed}"
+        if config.track == "wandb":
+            settings |= {"dir": run_dir, "reinit": "create_new"}
+        # Seeds of one process are runs of their own. To wandb that is said above; trackio ends the run that it
+        # finds in its context.
+        with redirect_stdout(sys.stderr):
+            run = Context().run(partial(library.init, **settings))
         self._log = lambda values, step: run.log(values, step=step)
         self._finish = run.finish
 
@@ -215,7 +221,8 @@ class Tracker:
     def close(self) -> None:
         if self._finish is not None:
             try:
-                self._finish()
+                with redirect_stdout(sys.stderr):
+                    self._finish()
             except Exception as error:
                 self._give_up("tracker", error)
 
