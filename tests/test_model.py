@@ -191,6 +191,36 @@ def test_otherwise_it_acts_as_in_training(tmp_path):
     assert [again.predict(CHAIN[0], deterministic=False)[0] for _ in range(40)] == draws
 
 
+class Numbers(gym.Env):
+    """States 3, 4, 5; from each, the last of the actions 7, 8 is paid."""
+
+    observation_space = gym.spaces.Discrete(3, start=3)
+    action_space = gym.spaces.Discrete(2, start=7)
+
+    def reset(self, *, seed=None, options=None):
+        self.state = 3
+        return self.state, {}
+
+    def step(self, action):
+        assert action in (7, 8)
+        self.state += 1
+        return self.state, float(action == 8), self.state == 5, False, {}
+
+
+def test_observations_and_actions_are_those_of_the_environment(tmp_path):
+    env = Numbers()
+    model = isqn.Model("dqn", env=env, **{**SETTINGS, "hidden_sizes": (), "learning_rate": 0.1}).learn()
+    model.save(tmp_path / "saved")
+    for one in (model, isqn.Model.load(tmp_path / "saved")):
+        obs, _ = env.reset()
+        assert one.predict(obs) == (8, None)
+        assert env.step(one.predict(obs)[0])[1] == 1
+        assert one.predict([3, 4])[0].tolist() == one.predict(np.eye(3)[:2])[0].tolist() == [8, 8]
+        with pytest.raises(UserError) as error:
+            one.predict(6)
+        assert str(error.value) == "The observations of Numbers are the numbers 3 to 5."
+
+
 @pytest.mark.parametrize("shape", [(), (7,), (16,), (2, 4), (3, 9), (2, 3, 8)])
 def test_an_observation_of_another_shape_is_refused(model, shape):
     with pytest.raises(UserError) as error:

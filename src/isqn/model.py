@@ -100,10 +100,13 @@ class Model:
         """An action for an observation, or actions for a batch; the second value is there for SB3's loops.
 
         Deterministic: the best action by the mean of the online heads. Otherwise as in training, at its
-        last epsilon. Where frames are stacked, an observation is the stack.
+        last epsilon. Where frames are stacked, an observation is the stack. Observations and actions are those
+        of the environment: a number where its space is Discrete.
         """
-        obs = np.asarray(obs, self.spec.frame_dtype)
-        shape = self.spec.obs_shape
+        obs, shape = np.asarray(obs), self.spec.obs_shape
+        if self.spec.first_state is not None and np.issubdtype(obs.dtype, np.integer):
+            obs = self._one_hot(obs - self.spec.first_state)
+        obs = obs.astype(self.spec.frame_dtype)
         accepted = (shape, shape[:-1]) if self.spec.is_image and shape[-1] == 1 else (shape,)
         single = obs.shape in accepted
         if not single and obs.shape[1:] not in accepted:
@@ -112,8 +115,15 @@ class Model:
         epsilon = 0.0 if deterministic else self.config.epsilon_end
         steps = self._draws + np.arange(len(batch))
         self._draws += 0 if deterministic else len(batch)
-        actions = np.asarray(self._act[deterministic](self.state, batch, epsilon, steps, 0))
+        actions = np.asarray(self._act[deterministic](self.state, batch, epsilon, steps, 0)) + self.spec.first_action
         return (int(actions[0]) if single else actions), None
+
+    def _one_hot(self, states: np.ndarray) -> np.ndarray:
+        (count,) = self.spec.frame_shape
+        if ((states < 0) | (states >= count)).any():
+            first = self.spec.first_state or 0
+            raise UserError(f"The observations of {self.spec.id} are the numbers {first} to {first + count - 1}.")
+        return np.eye(count)[states]
 
     def save(self, path: str | Path) -> None:
         """A folder: the configuration as TOML, the agent as safetensors, a manifest as JSON. No code in it."""

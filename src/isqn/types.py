@@ -48,6 +48,8 @@ class EnvSpec:
     num_actions: int
     frame_stack: int = 1  # frames an agent sees at once, joined along the last axis
     frames_per_step: int = 1  # emulator frames in one agent step
+    first_action: int = 0  # what the environment calls the agent's action 0
+    first_state: int | None = None  # where observations are numbers, which the agent sees one-hot: the least one
 
     @property
     def obs_shape(self) -> tuple[int, ...]:

@@ -42,7 +42,6 @@ class Environment:
         self.env = env
         self.spec = spec
         _, _, self._to_frame = _frame_format(env.observation_space, spec.id)
-        self._first_action = int(env.action_space.start)  # type: ignore[attr-defined]
         self._over = True
 
     @property
@@ -66,7 +65,7 @@ class Environment:
     def step(self, action: int) -> Step:
         if self._over:
             raise RuntimeError(f"the episode of {self.spec.id} is over; call reset(seed) before step(action)")
-        obs, reward, terminated, truncated, _ = self.env.step(self._first_action + int(action))
+        obs, reward, terminated, truncated, _ = self.env.step(self.spec.first_action + int(action))
         self._over = bool(terminated or truncated)
         return Step(self._to_frame(obs), float(reward), bool(terminated), bool(truncated))
 
@@ -101,14 +100,17 @@ def make_environment(env_id: str | gym.Env, *, protocol: str = "auto", render: b
                 "so leave --protocol at 'auto'."
             )
     shape, dtype, _ = _frame_format(env.observation_space, env_id)
+    num_actions = _num_actions(env.action_space, env_id)
     spec = EnvSpec(
         id=env_id,
         protocol=name,
         frame_shape=shape,
         frame_dtype=dtype.name,
-        num_actions=_num_actions(env.action_space, env_id),
+        num_actions=num_actions,
         frame_stack=frame_stack,
         frames_per_step=frames_per_step,
+        first_action=int(env.action_space.start),  # type: ignore[attr-defined]
+        first_state=int(space.start) if isinstance(space := env.observation_space, spaces.Discrete) else None,
     )
     return Environment(env, spec)
 
