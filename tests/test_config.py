@@ -104,7 +104,10 @@ def test_scales_are_above_0(name):
             "--acting-rule is 'mean'; it must be uniform with --meta-gradient, which weighs the draw.",
         ),
         ({"seed": MOST_SEED + 1}, "--seed is 2147483648; it must be at most 2147483647."),
-        ({"seed": MOST_SEED, "num_seeds": 2}, "--seed is 2147483647; it must be at most 2147483647."),
+        (
+            {"seed": MOST_SEED, "num_seeds": 2},
+            "--seed is 2147483647; it must be at most 2147483646, with --num-seeds 2.",
+        ),
         ({"scheme": "iterated-shard"}, "--scheme is 'iterated-shard'; did you mean iterated-shared?"),
         ({"loss": "??"}, "--loss is '??'; choose one of dqn, huber, double, mellowmax, munchausen, cql."),
         ({"compute_dtype": "bfloat"}, "--compute-dtype is 'bfloat'; did you mean bfloat16?"),

@@ -68,6 +68,39 @@ def test_time_limit_is_truncation():
     assert not any(step.terminated for step in steps)
 
 
+@pytest.mark.parametrize(
+    ("result", "said"),
+    [
+        ((np.zeros(2, np.float32), float("nan"), False, False, {}), "ValueError: the reward is nan"),
+        ((np.zeros(2, np.float32), "one", False, False, {}), "ValueError: could not convert string to float: 'one'"),
+        ((np.full(2, np.inf, np.float32), 0.0, False, False, {}), "ValueError: an observation holds NaN or infinity"),
+        ((np.zeros(3, np.float32), 0.0, False, False, {}), r"ValueError: an observation has the shape \(3,\), and its"),
+        ((np.zeros(2, np.float32), 0.0, False, {}), r"ValueError: not enough values to unpack \(expected 5, got 4\)"),
+    ],
+)
+def test_what_an_environment_does_wrong_is_said_with_its_name(result, said):
+    inner = Good()
+    inner.step = lambda action: result  # type: ignore[method-assign]
+    env = make_environment(inner)
+    env.reset(0)
+    with pytest.raises(UserError, match=rf"^Good failed in step\(\): {said}"):
+        env.step(0)
+
+
+def test_an_error_of_an_environment_is_found_by_the_check_and_named_in_training():
+    inner = Good()
+    inner.step = lambda action: 1 / 0  # type: ignore[method-assign]
+    assert check_environment(inner)[0].endswith("raised ZeroDivisionError: division by zero.")
+    env = make_environment(inner)
+    env.reset(0)
+    with pytest.raises(UserError, match=r"Good failed in step\(\): ZeroDivisionError: division by zero"):
+        env.step(0)
+    inner.reset = lambda **_: 1 / 0  # type: ignore[method-assign]
+    assert check_environment(inner) == ["reset() raised ZeroDivisionError: division by zero."]
+    with pytest.raises(UserError, match=r"Good failed in reset\(\): ZeroDivisionError"):
+        env.reset(0)
+
+
 class FromThree(Good):
     observation_space = spaces.Discrete(4, start=3)
     action_space = spaces.Discrete(2, start=-1)
@@ -188,8 +221,10 @@ def test_module_in_the_current_folder(tmp_path, monkeypatch):
     assert env.spec.num_actions == 2
     with pytest.raises(UserError, match="'my_enviroments' of --env-id my_enviroments:Mine-v0"):
         make_environment("my_enviroments:Mine-v0")
-    with pytest.raises(ModuleNotFoundError, match="not_there_at_all"):
-        make_environment("my_broken:Mine-v0")  # the user's own error, with its traceback
+    with pytest.raises(
+        UserError, match=r"my_broken:Mine-v0 fails: ModuleNotFoundError: No module named 'not_there_at_"
+    ):
+        make_environment("my_broken:Mine-v0")
 
 
 @pytest.mark.parametrize(
@@ -398,5 +433,5 @@ def test_four_values_are_found_behind_a_time_limit():
 
 
 def test_an_observation_of_another_shape_stops_at_reset():
-    with pytest.raises(UserError, match="not the shape"):
+    with pytest.raises(UserError, match="an observation has the shape"):
         make_environment(WrongShape()).reset(0)

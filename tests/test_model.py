@@ -78,6 +78,31 @@ def test_what_is_not_known_is_refused():
         isqn.Model(env="isqn/Chian-v0")
     with pytest.raises(UserError, match="--batch-size is 0; it must be at least 1"):
         isqn.Model(batch_size=0)
+    with pytest.raises(UserError, match=r"isqn.Model sets 'learning_rte', .* did you mean learning_rate\?"):
+        isqn.Model(learning_rte=0.1)
+    with pytest.raises(UserError, match="scheme is 'iterated-shared'; it must come from isqn"):
+        isqn.Model(scheme="iterated-shared")
+    for env in (None, 3, ToyEnvironment):
+        with pytest.raises(UserError, match=r"An environment is an id or a gymnasium.Env; .* is neither"):
+            isqn.Model(env=env)
+
+
+def test_a_model_is_saved_to_a_folder_of_its_own(model, tmp_path, monkeypatch):
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "thesis.tex").write_text("mine")
+    for path in (tmp_path / "work", tmp_path / "work" / "thesis.tex"):
+        with pytest.raises(UserError, match="holds something else; save to a folder of its own"):
+            model.save(path)
+    monkeypatch.chdir(tmp_path / "work")
+    with pytest.raises(UserError, match="holds something else"):
+        model.save("")
+    model.save("saved")
+    model.save("saved")  # over itself it may go
+
+
+def test_games_to_evaluate_are_at_least_one(model):
+    with pytest.raises(UserError, match="episodes is 0; it must be at least 1"):
+        isqn.evaluate(model, episodes=0)
 
 
 # -- learning -------------------------------------------------------------------------------------------------
@@ -119,7 +144,7 @@ def test_a_folder_that_was_refused_is_not_learned_in(run_dir, tmp_path):
 
 @pytest.mark.parametrize("steps", [0, -5])
 def test_learning_takes_at_least_one_step(model, steps):
-    with pytest.raises(UserError, match=f"total_timesteps is {steps}; it must be at least 1"):
+    with pytest.raises(UserError, match=f"total_timesteps is {steps}; it must be a whole number of at least 1"):
         model.learn(steps)
 
 
@@ -219,6 +244,8 @@ def test_observations_and_actions_are_those_of_the_environment(tmp_path):
         with pytest.raises(UserError) as error:
             one.predict(6)
         assert str(error.value) == "The observations of Numbers are the numbers 3 to 5."
+    loaded = isqn.Model.load(tmp_path / "saved", env=env)
+    assert [e.episodic_return for e in isqn.evaluate(loaded, episodes=2, epsilon=0.0)] == [2, 2]
 
 
 @pytest.mark.parametrize("shape", [(), (7,), (16,), (2, 4), (3, 9), (2, 3, 8)])

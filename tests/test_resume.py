@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,9 +16,12 @@ import pytest
 
 from isqn.cli import main
 from isqn.data.replay import Replay
+from isqn.envs.adapter import make_environment
+from isqn.envs.toy import ToyEnvironment
 from isqn.experiments.config import Config
 from isqn.train import checkpoint, record, run
 from isqn.train.loop import Diverged, Interrupted
+from isqn.types import UserError
 
 HOST = Config(
     env_id="isqn/Chain-v0",
@@ -192,12 +196,10 @@ def test_a_number_that_is_not_finite_stops_the_run_at_the_last_good_checkpoint(c
     run.start(config.replace(total_timesteps=300), folder, quiet=True)
     good = checkpoint.steps(folder)[0]
     hopeless = config.replace(total_timesteps=600, learning_rate=1e38, adam_epsilon=0.0)
-    record.replace_text(folder / "config.toml", record.to_toml(hopeless))
-    record.write_summary(folder, {"status": "running"})
     with pytest.raises(
         Diverged, match=rf"stopped being a finite number before step .*; the last good checkpoint is at step {good}"
     ):
-        run.resume(folder, quiet=True)
+        run.train(hopeless, [folder], quiet=True)
     assert checkpoint.steps(folder)[0] == good
 
 
@@ -227,6 +229,92 @@ def test_sigterm_saves_and_exits_with_75(tmp_path):
     assert process.returncode == 75, err
     assert "go on with `isqn resume" in err
     assert checkpoint.steps(folder)[0] > 140
+
+
+def test_a_folder_is_trained_by_one_process(tmp_path):
+    folder = tmp_path / "run"
+    record.create_run(folder, HOST.replace(total_timesteps=10**7, epoch_steps=10**6))
+    process = start_process("resume", str(folder))
+    wait_for(lambda: (folder / "metrics.csv").exists(), process)
+    with pytest.raises(UserError, match="run is being trained by another process; choose another --run-dir"):
+        run.resume(folder, quiet=True)
+    with pytest.raises(UserError, match="is being trained by another process"):
+        run.start(HOST, folder, overwrite=True, quiet=True)
+    assert (folder / "metrics.csv").exists(), "nothing was deleted"
+    process.send_signal(signal.SIGHUP)  # a closed terminal
+    process.communicate(timeout=60)
+    assert process.returncode == 75
+    with record.hold([folder]):  # it is free again
+        pass
+
+
+@LOOPS
+@pytest.mark.parametrize("name", ["episodes", "metrics"])
+def test_a_table_that_was_cut_or_deleted_is_refused_before_training(config, name, whole, tmp_path):
+    folder = unfinished(whole[config.loop], tmp_path / "run")
+    table = folder / f"{name}.csv"
+    content = table.read_bytes()
+    table.write_bytes(content[:30])
+    with pytest.raises(UserError, match=rf"{name}.csv is shorter than at the checkpoint; put it back"):
+        run.resume(folder, quiet=True)
+    assert table.read_bytes() == content[:30]
+    table.unlink()
+    with pytest.raises(UserError, match=rf"{name}.csv is missing; put it back"):
+        run.resume(folder, quiet=True)
+    table.write_bytes(content)
+    run.resume(folder, quiet=True)
+    assert_same(final(folder), final(whole[config.loop]))
+
+
+@LOOPS
+def test_settings_changed_in_the_middle_are_named(config, whole, tmp_path):
+    folder = unfinished(whole[config.loop], tmp_path / "run")
+    text = (folder / "config.toml").read_text()
+    for changed, said in (
+        (text.replace("learning_rate = 0.001", "learning_rate = 0.5"), "learning_rate is 0.5, and was 0.001"),
+        (text.replace("\nseed = 0", "\nseed = 1"), "seed is 1, and was 0"),
+        ("", ""),
+    ):
+        assert changed != text
+        (folder / "config.toml").write_text(changed)
+        with pytest.raises(UserError, match=rf"config.toml was changed: .*{said}" if changed else "was changed"):
+            run.resume(folder, quiet=True)
+    (folder / "config.toml").write_text(text.replace('track = "none"', 'track = "tensorboard"'))
+    run.resume(folder, quiet=True)
+    assert_same(final(folder), final(whole[config.loop]))
+
+
+def test_a_run_without_its_checkpoints_says_that_it_begins_again(whole, tmp_path, capsys):
+    folder = unfinished(whole["host"], tmp_path / "run")
+    shutil.rmtree(folder / "checkpoints")
+    run.resume(folder)
+    assert f"there is no checkpoint in {folder}: the run begins again at step 0" in capsys.readouterr().err
+    assert_same(final(folder), final(whole["host"]))
+
+
+def unfinished(finished: Path, folder: Path) -> Path:
+    """A copy of a run as it was before its last epoch."""
+    shutil.copytree(finished, folder)
+    shutil.rmtree(checkpoint.folder_of(folder, checkpoint.steps(folder)[0]))
+    record.write_summary(folder, {"status": "running", "trained_with": ["."]})
+    return folder
+
+
+def test_an_environment_that_fails_loses_nothing(tmp_path):
+    class Fails(ToyEnvironment):
+        steps = 0
+
+        def step(self, action):
+            self.steps += 1
+            if self.steps == 131:
+                raise RuntimeError("motor on fire")
+            return super().step(action)
+
+    config = HOST.replace(env_id="Fails")
+    record.create_run(tmp_path / "run", config)
+    with pytest.raises(UserError, match=r"failed in step\(\): RuntimeError: motor on fire"):
+        run.train(config, [tmp_path / "run"], quiet=True, env=make_environment(Fails("isqn/Chain-v0")))
+    assert checkpoint.steps(tmp_path / "run") == [130]
 
 
 def kill_until_done(folder: Path, rng: np.random.Generator, longest: float, most: int) -> int:
@@ -328,7 +416,6 @@ def test_an_environment_that_is_not_reproducible_is_refused_on_resume(tmp_path, 
         def step(self, action):
             return self.drawn.uniform(-1, 1, 2).astype(np.float32), 0.0, False, False, {}
 
-    from isqn.envs.adapter import make_environment
     from isqn.types import UserError
 
     folder, env = tmp_path / "run", make_environment(Unseeded())

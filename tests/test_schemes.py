@@ -100,5 +100,5 @@ def test_i_qn_with_one_iteration_is_target_based():
 def test_bad_names_and_numbers_are_answered():
     with pytest.raises(UserError, match="--scheme 'target' is not known; choose one of target-based"):
         schemes.make_scheme("target", 1)
-    with pytest.raises(UserError, match="--k is 0"):
+    with pytest.raises(UserError, match=r"iterated-shared \(K=0\) has no pair of heads"):
         schemes.make_scheme("iterated-shared", 0)

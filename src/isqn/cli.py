@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
+import io
 import itertools
 import json
 import os
+import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
@@ -27,7 +30,7 @@ WELCOME = f"""\
 isqn {__version__}: deep value-based reinforcement learning without the second network.
   isqn train dqn --env-id isqn/Chain-v0     a problem with known values, in seconds
   isqn train dqn --env-id MinAtar/Breakout  a game, in minutes
-  isqn COMMAND --help                       train, resume, eval, probe, cost, list, doctor
+  isqn COMMAND --help                       train, resume, eval, probe, cost, list, doctor; --debug for tracebacks
 The method in ten minutes: src/isqn/schemes.py and src/isqn/losses.py."""
 
 
@@ -37,7 +40,10 @@ class UsageError(UserError):
 
 @dataclass(frozen=True)
 class Train:
-    """Train a run, or several seeds of it in one program."""
+    """Train a run, or several seeds of it in one program.
+
+    Defaults are those of the preset; `isqn train dqn --env-id ID --help` shows those of an environment.
+    """
 
     config: tyro.conf.OmitArgPrefixes[Config] = field(default_factory=Config)
     preset: str = "auto"
@@ -66,7 +72,8 @@ def train(argv: list[str]) -> int:
 
     if not args.quiet:
         say(f"settings: {source}")
-    folders = run.start(args.config, args.run_dir, overwrite=args.overwrite, quiet=args.quiet)
+    with redirect_stdout(sys.stderr):  # ours is for the names of the folders, whatever an environment prints
+        folders = run.start(args.config, args.run_dir, overwrite=args.overwrite, quiet=args.quiet)
     if not args.quiet:
         for line in _known_values(folders[0]):
             say(line)
@@ -175,16 +182,17 @@ def evaluate(argv: list[str]) -> int:
     agent = run.make_agent(config, env.spec)
     state, step = load_agent_state(args.run_dir, agent, args.which)
     video = args.run_dir / "videos" / f"step-{step}-seed-{args.seed}.mp4" if args.capture_video else None
-    played = play(
-        agent,
-        state,
-        env,
-        episodes=args.episodes,
-        seed=args.seed,
-        epsilon=args.epsilon,
-        max_episode_steps=config.max_episode_steps,
-        video=video,
-    )
+    with redirect_stdout(sys.stderr):
+        played = play(
+            agent,
+            state,
+            env,
+            episodes=args.episodes,
+            seed=args.seed,
+            epsilon=args.epsilon,
+            max_episode_steps=config.max_episode_steps,
+            video=video,
+        )
     returns = np.array([episode.episodic_return for episode in played])
     summary = {
         "env_id": env.spec.id,
@@ -237,12 +245,15 @@ def probe(argv: list[str]) -> int:
     for name in ("samples", "updates"):
         if getattr(args, name) < 1:
             raise UserError(f"--{name} is {getattr(args, name)}; it must be at least 1.")
+    if not args.metric:
+        raise UsageError(f"--metric needs a name; choose from {', '.join(METRICS)}.")
     for metric in args.metric:
         _require_choice("--metric", metric, METRICS)
     _require_seed(args.seed)
     from isqn.train.probe import probe_run
 
-    found = probe_run(args.run_dir, args.metric, args.which, args.samples, args.updates, args.seed)
+    with redirect_stdout(sys.stderr):
+        found = probe_run(args.run_dir, args.metric, args.which, args.samples, args.updates, args.seed)
     if args.json:
         print(json.dumps(found))
     else:
@@ -420,7 +431,26 @@ def _parse(kind: Any, argv: list[str], prog: str, default: Any = None) -> Any:
         if options[name]:
             _require_choice(name, value if equals else following, options[name])
     extra = {} if default is None else {"default": default}
-    return tyro.cli(kind, args=argv, prog=prog, description=kind.__doc__, **extra)
+    with redirect_stderr(io.StringIO()) as box:
+        try:
+            return tyro.cli(kind, args=argv, prog=prog, description=inspect.getdoc(kind), **extra)
+        except SystemExit as stop:
+            if stop.code == 0:  # --help
+                raise
+            raise UsageError(f"{_sentence(box.getvalue())} `{prog} --help` explains.") from None
+
+
+def _sentence(box: str) -> str:
+    """What tyro draws in a box, without the box and its pointers to the help."""
+    _, _, below_the_title = box.partition("\n")
+    words = " ".join(re.sub("[│╰─╯|+]|-{3,}", " ", below_the_title).split())
+    said = re.split(r" (?:Argument helptext|For full helptext)", words)[0].rstrip(".")
+    for technical, plain in (
+        ("invalid literal for int() with base 10:", "not a whole number:"),
+        ("could not convert string to float:", "not a number:"),
+    ):
+        said = said.replace(technical, plain)
+    return f"{said}."
 
 
 POSITIONAL = get_args(tyro.conf.Positional[str])[1]
@@ -472,6 +502,18 @@ def _plain_warnings() -> Iterator[None]:
         warnings.formatwarning = elsewhere
 
 
+def command() -> None:
+    """The console script."""
+    if sys.stdout is None or sys.stderr is None:  # closed by whoever called
+        nowhere = open(os.devnull, "w")  # noqa: SIM115 - for as long as the process lives
+        sys.stdout, sys.stderr = sys.stdout or nowhere, sys.stderr or nowhere
+    code = main()
+    if code == 130:
+        sys.stdout.flush()
+        os._exit(code)  # an orderly end, with the compiler still at work in a thread, is a segmentation fault
+    sys.exit(code)
+
+
 def main(argv: list[str] | None = None) -> int:
     argv = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in argv
@@ -514,4 +556,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    command()

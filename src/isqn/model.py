@@ -18,7 +18,7 @@ import numpy as np
 from isqn.agents.q_learning import AgentState
 from isqn.data.files import DamagedFile
 from isqn.envs.adapter import Environment, make_environment
-from isqn.experiments.config import Config, read_toml, to_toml
+from isqn.experiments.config import Config, from_mapping, read_toml, to_toml
 from isqn.experiments.presets import PRESETS, find_preset, preset_for
 from isqn.schemes import TargetScheme, k_of
 from isqn.train import checkpoint, record, run
@@ -43,6 +43,8 @@ class Model:
         preset: str = "auto",
         **fields: Any,
     ):
+        if not isinstance(scheme, TargetScheme | None):
+            raise UserError(f"scheme is {scheme!r}; it must come from isqn, such as isqn.iterated_shared(9).")
         if algorithm != "dqn":
             raise UserError(f"algorithm {algorithm!r} is not known; online agents are 'dqn', with a loss.")
         self._env = None if isinstance(env, str) else make_environment(env)
@@ -52,7 +54,7 @@ class Model:
             fields |= {"scheme": scheme.name, "num_bellman_iterations": k_of(scheme)}
         if self._env:
             fields["loop"] = "host"  # the object that was given is the environment to play
-        self._begin(Config(**{**settings, "env_id": env_id, **fields}))
+        self._begin(from_mapping({**settings, "env_id": env_id, **fields}, "isqn.Model"))
         self.state: AgentState = jax.jit(self._agent.init)(self.config.seed)
 
     def _begin(self, config: Config, spec: EnvSpec | None = None) -> None:
@@ -71,8 +73,8 @@ class Model:
     ) -> Model:
         """Train for so many more steps, in whole epochs. The run folder is `run_dir`, or a temporary one."""
         more = self.config.total_timesteps if total_timesteps is None else total_timesteps
-        if more < 1:
-            raise UserError(f"total_timesteps is {more}; it must be at least 1.")
+        if not isinstance(more, int) or more < 1:
+            raise UserError(f"total_timesteps is {more!r}; it must be a whole number of at least 1.")
         if self._run_dir is None:
             if self.num_timesteps:
                 raise UserError(
@@ -84,7 +86,8 @@ class Model:
                 temporary = mkdtemp(prefix="isqn-")
                 weakref.finalize(self, shutil.rmtree, temporary, ignore_errors=True)
                 run_dir = Path(temporary) / "run"
-            record.create_run(Path(run_dir), config)
+            with record.hold([Path(run_dir)]):
+                record.create_run(Path(run_dir), config)
             self.config, self._run_dir = config, Path(run_dir)
         else:
             if run_dir is not None and Path(run_dir) != self._run_dir:
@@ -92,7 +95,8 @@ class Model:
             so_far = self.config.num_epochs * self.config.epoch_steps
             self.config = self.config.replace(total_timesteps=so_far + more)
             record.replace_text(self._run_dir / "config.toml", to_toml(self.config))
-        run.train(self.config, [self._run_dir], quiet=quiet, env=self._env)
+        with record.hold([self._run_dir]):
+            run.train(self.config, [self._run_dir], quiet=quiet, env=self._env)
         self.state, self.num_timesteps = load_agent_state(self._run_dir, self._agent)
         return self
 
@@ -130,19 +134,21 @@ class Model:
         folder = Path(path)
         if (folder / "checkpoints").is_dir():
             raise UserError(f"{folder} is a run, which `Model.load` reads as it is; save to another folder.")
+        if folder.is_file() or (folder.is_dir() and any(folder.iterdir()) and not (folder / "model").is_dir()):
+            raise UserError(f"{folder} holds something else; save to a folder of its own.")
         folder.mkdir(parents=True, exist_ok=True)
         manifest = {"kind": "model", "step": self.num_timesteps, "spec": asdict(self.spec)}
         checkpoint.write(folder / "model", checkpoint.flatten({"agent": self.state}), manifest)
         record.replace_text(folder / "config.toml", to_toml(self.config))
 
     @classmethod
-    def load(cls, path: str | Path) -> Model:
-        """What `save` wrote, or the last checkpoint of a run folder."""
+    def load(cls, path: str | Path, env: gym.Env[Any, Any] | None = None) -> Model:
+        """What `save` wrote, or the last checkpoint of a run folder; `env` if it was trained in an object."""
         folder = Path(path)
         if not (folder / "config.toml").is_file():
             raise UserError(f"{folder} is neither a saved model nor a run: there is no config.toml in it.")
         model = cls.__new__(cls)
-        model._env = None
+        model._env = None if env is None else make_environment(env)
         config = read_toml(folder / "config.toml")
         if not (folder / "model").is_dir():
             model._begin(config)
@@ -171,6 +177,8 @@ def evaluate(
     epsilon: float = 0.001,
 ) -> list[Episode]:
     """Play whole games with a model: seed, return and length of each. Without `env`, in its own environment."""
+    if episodes < 1:
+        raise UserError(f"episodes is {episodes}; it must be at least 1.")
     given: Environment | None = model._env if env is None else None
     made = given or make_environment(env or model.config.env_id, protocol=model.config.protocol)
     played = play(

@@ -30,6 +30,10 @@ class TargetScheme:
     twins: bool = False  # whether target heads begin as copies of their online heads
     size: str = ""  # "K=9", for labels
 
+    def __post_init__(self) -> None:
+        if not self.online:
+            raise UserError(f"The scheme {self.name} ({self.size}) has no pair of heads; it needs at least one.")
+
     @property
     def num_pairs(self) -> int:
         return len(self.online)
@@ -118,8 +122,6 @@ SCHEMES: dict[str, Callable[[int], TargetScheme]] = {
 def make_scheme(name: str, k: int) -> TargetScheme:
     if name not in SCHEMES:
         raise UserError(f"--scheme {name!r} is not known; choose one of {', '.join(SCHEMES)}.")
-    if k < 1:
-        raise UserError(f"--k is {k}; the number of Bellman iterations (or pairs) must be at least 1.")
     return SCHEMES[name](k)
 
 

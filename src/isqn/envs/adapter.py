@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import math
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import gymnasium as gym
@@ -52,22 +54,45 @@ class Environment:
     def reset(self, seed: int, *, restart: bool = False) -> np.ndarray:
         """The first frame of an episode; `restart` begins a new game even where the old one `continues`."""
         options = {"restart": True} if restart and self.continues else None
-        obs, _ = self.env.reset(seed=seed, options=options)
+        with self._named("reset"):
+            obs, _ = self.env.reset(seed=seed, options=options)
+            frame = self._frame(obs)
         self._over = False
-        frame = self._to_frame(obs)
-        if frame.shape != self.spec.frame_shape:
-            raise UserError(
-                f"{self.spec.id} returned an observation of shape {np.shape(obs)}, which is not the shape "
-                f"{self.env.observation_space.shape} of its observation_space."
-            )
         return frame
 
     def step(self, action: int) -> Step:
         if self._over:
             raise RuntimeError(f"the episode of {self.spec.id} is over; call reset(seed) before step(action)")
-        obs, reward, terminated, truncated, _ = self.env.step(self.spec.first_action + int(action))
-        self._over = bool(terminated or truncated)
-        return Step(self._to_frame(obs), float(reward), bool(terminated), bool(truncated))
+        with self._named("step"):
+            obs, reward, terminated, truncated, _ = self.env.step(self.spec.first_action + int(action))
+            step = Step(self._frame(obs), float(reward), bool(terminated), bool(truncated))
+            if not math.isfinite(step.reward):
+                raise ValueError(f"the reward is {step.reward}")
+        self._over = step.terminated or step.truncated
+        return step
+
+    def _frame(self, obs: Any) -> np.ndarray:
+        frame = self._to_frame(obs)
+        if frame.shape != self.spec.frame_shape:
+            raise ValueError(
+                f"an observation has the shape {np.shape(obs)}, and its space has {self.env.observation_space.shape}"
+            )
+        if frame.dtype.kind == "f" and not np.isfinite(frame).all():
+            raise ValueError("an observation holds NaN or infinity")
+        return frame
+
+    @contextmanager
+    def _named(self, method: str) -> Iterator[None]:
+        """Whatever an environment does wrong is said with its name."""
+        try:
+            yield
+        except UserError:
+            raise
+        except Exception as error:
+            raise UserError(
+                f"{self.spec.id} failed in {method}(): {type(error).__name__}: {error}; "
+                "isqn.check_environment says more, --debug shows where."
+            ) from error
 
     def render(self) -> np.ndarray | None:
         """An RGB frame, if the environment was made with `render=True` and can draw itself."""
@@ -94,11 +119,7 @@ def make_environment(env_id: str | gym.Env, *, protocol: str = "auto", render: b
     else:
         env, env_id, name = _make_gymnasium(env_id, render)
         frames_per_step, frame_stack = 1, 1
-        if protocol not in ("auto", name):
-            raise UserError(
-                f"--protocol {protocol!r} is for ALE/* games; {env_id} is played by the protocol {name!r}, "
-                "so leave --protocol at 'auto'."
-            )
+        require_protocol(protocol, name, env_id)
     shape, dtype, _ = _frame_format(env.observation_space, env_id)
     num_actions = _num_actions(env.action_space, env_id)
     spec = EnvSpec(
@@ -115,8 +136,19 @@ def make_environment(env_id: str | gym.Env, *, protocol: str = "auto", render: b
     return Environment(env, spec)
 
 
+def require_protocol(protocol: str, name: str, env_id: str) -> None:
+    """Only Atari can be played in more than one way."""
+    if protocol not in ("auto", name):
+        raise UserError(
+            f"--protocol {protocol!r} is for ALE/* games; {env_id} is played by the protocol {name!r}, "
+            "so leave --protocol at 'auto'."
+        )
+
+
 def _make_gymnasium(env_id: str | gym.Env, render: bool) -> tuple[gym.Env, str, str]:
     """The environment, its full id and the name of its protocol."""
+    if not isinstance(env_id, str | gym.Env):
+        raise UserError(f"An environment is an id or a gymnasium.Env; {env_id!r} is neither.")
     if isinstance(env_id, gym.Env):
         return env_id, env_id.spec.id if env_id.spec else type(env_id.unwrapped).__name__, "gymnasium"
     if env_id.startswith("MinAtar/"):
@@ -144,6 +176,8 @@ def _make_gymnasium(env_id: str | gym.Env, render: bool) -> tuple[gym.Env, str, 
         raise UserError(f"{env_id} needs a package that is not installed: {error}") from error
     except gym.error.Error as error:  # malformed, not registered, or of a version that is gone
         raise _unknown(env_id) from error
+    except Exception as error:
+        raise UserError(f"{env_id} cannot be made: {type(error).__name__}: {error}; --debug shows where.") from error
     return env, env_id, "gymnasium"
 
 
@@ -157,12 +191,10 @@ def _import_from_here(module: str, env_id: str) -> None:
         sys.path.insert(0, os.getcwd())
     try:
         importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name is None or not (module + ".").startswith(error.name + "."):
-            raise  # the module is there, and something that it imports is not: the user needs the traceback
-        raise UserError(
-            f"The module {module!r} of --env-id {env_id} is neither in {os.getcwd()} nor installed."
-        ) from error
+    except Exception as error:
+        absent = isinstance(error, ModuleNotFoundError) and (module + ".").startswith(f"{error.name}.")
+        why = f"is neither in {os.getcwd()} nor installed." if absent else f"fails: {type(error).__name__}: {error}."
+        raise UserError(f"The module {module!r} of --env-id {env_id} {why}") from error
 
 
 def _known_atari_id(env_id: str) -> str:

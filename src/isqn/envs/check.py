@@ -74,13 +74,13 @@ def _play(env: gym.Env, seed: int, num_steps: int, found: list[str]) -> list[tup
 def _reset(env: gym.Env, seed: int | None, found: list[str]) -> Any:
     try:
         result = env.reset() if seed is None else env.reset(seed=seed)
-    except TypeError as error:
-        if "seed" not in str(error) and "options" not in str(error):
-            raise
-        _note(
-            found,
-            f"reset() does not take a seed ({error}); Gymnasium expects reset(*, seed=None, options=None).",
-        )
+    except Exception as error:
+        if isinstance(error, TypeError) and ("seed" in str(error) or "options" in str(error)):
+            _note(
+                found, f"reset() does not take a seed ({error}); Gymnasium expects reset(*, seed=None, options=None)."
+            )
+        else:
+            _note(found, f"reset() raised {type(error).__name__}: {error}.")
         return None
     if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)):
         _note(found, f"reset() returned {_kind(result)}; Gymnasium expects the two values (observation, info).")
@@ -92,9 +92,10 @@ def _reset(env: gym.Env, seed: int | None, found: list[str]) -> Any:
 def _step(env: gym.Env, action: int, found: list[str]) -> Any:
     try:
         result: Any = env.step(action)
-    except ValueError as error:
+    except Exception as error:
         if "to unpack" not in str(error):  # raised by the time limit that `gymnasium.make` puts around it
-            raise
+            _note(found, f"step({action}) raised {type(error).__name__}: {error}.")
+            return None
         result = ()
     if not (isinstance(result, tuple) and len(result) == 5):
         _note(

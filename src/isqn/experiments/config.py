@@ -161,12 +161,16 @@ class Config:
             self._require(name, getattr(self, name) >= 1, "must be at least 1")
         for name in _AT_LEAST_ZERO:
             self._require(name, getattr(self, name) >= 0, "must be at least 0")
-        self._require("seed", self.seed + self.num_seeds - 1 <= MOST_SEED, f"must be at most {MOST_SEED}")
+        most = MOST_SEED - self.num_seeds + 1
+        several = f", with --num-seeds {self.num_seeds}" if self.num_seeds > 1 else ""
+        self._require("seed", self.seed <= most, f"must be at most {most}{several}")
         for name in ("discount", "epsilon_start", "epsilon_end"):
             self._require(name, 0 <= getattr(self, name) <= 1, "must be between 0 and 1")
         for name in ("mellowmax_temperature", "munchausen_temperature", "width_factor"):
             self._require(name, getattr(self, name) > 0, "must be above 0")
         self._require("target_step_size", 0 < self.target_step_size <= 1, "must be above 0 and at most 1")
+        self._require("munchausen_clip", self.munchausen_clip <= 0, "must be at most 0")
+        self._require("head_weights", all(map(math.isfinite, self.head_weights)), "must be finite numbers")
         self._require("reward_clip", self.reward_clip is None or self.reward_clip > 0, "must be above 0")
         self._require("hidden_sizes", min(self.hidden_sizes, default=1) > 0, "must be sizes of at least 1")
         self._require(
@@ -245,6 +249,10 @@ class Config:
         """Share of random actions; works on numbers and on traced arrays."""
         left = 1.0 - step / max(self.epsilon_decay_steps, 1)
         return self.epsilon_end + (self.epsilon_start - self.epsilon_end) * left * (left > 0)
+
+    def of_seed(self, index: int) -> Config:
+        """What one of the `num_seeds` runs of a program would be alone."""
+        return self.replace(seed=self.seed + index, num_seeds=1)
 
     def replace(self, **changes: Any) -> Config:
         return dataclasses.replace(self, **changes)
@@ -341,6 +349,8 @@ def _check_types(config: Config) -> None:
                 continue
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise UserError(f"{flag(name)} is {value!r}; it must be a number.")
+            if math.isinf(value) and name != "checkpoint_minutes":
+                raise UserError(f"{flag(name)} is {value}; it must be a finite number.")
             object.__setattr__(config, name, float(value))
         elif kind in (int, bool, str) and type(value) is not kind:
             raise UserError(f"{flag(name)} is {value!r}; it must be of type {kind.__name__}.")

@@ -131,7 +131,7 @@ def newest_good(run_dir: Path) -> Any:
 
 
 def warn_damaged(error: DamagedFile) -> None:
-    warnings.warn(f"damaged checkpoint, using the one before it: {error}", stacklevel=3)
+    warnings.warn(f"a damaged checkpoint is passed over: {error}", stacklevel=3)
 
 
 def drop_after(run_dir: Path, step: int) -> None:

@@ -29,7 +29,7 @@ from isqn.keys import device_key
 from isqn.train import checkpoint
 from isqn.train.loop import Epoch, Interrupted, empty_totals, means, metrics_columns, require_finite, save_best
 from isqn.train.progress import Progress, duration, memory_mb
-from isqn.train.record import EPISODE_COLUMNS, Table, Tracker
+from isqn.train.record import EPISODE_COLUMNS, Table, Tracker, require_tables
 from isqn.types import Array, UserError
 
 
@@ -179,7 +179,7 @@ def train(
     kept = list(zip(run_dirs, lengths, strict=True))
     episodes = [Table(run_dir / "episodes.csv", EPISODE_COLUMNS, length["episodes"]) for run_dir, length in kept]
     metrics = [Table(run_dir / "metrics.csv", columns, length["metrics"]) for run_dir, length in kept]
-    trackers = [Tracker(config.replace(seed=config.seed + index), d) for index, d in enumerate(run_dirs)]
+    trackers = [Tracker(config.of_seed(index), d) for index, d in enumerate(run_dirs)]
     step = counts[0].step
     last_return: float | None = None
     last_loss: float | None = None
@@ -198,6 +198,7 @@ def train(
             for table in (episodes[index], metrics[index]):
                 table.flush_to_disk()
             manifest = {
+                "config": asdict(config.of_seed(index)),
                 "counters": asdict(counts[index]),
                 "replay": {"files": saved_files[index]},
                 "tables": {"episodes": episodes[index].length, "metrics": metrics[index].length},
@@ -355,6 +356,8 @@ def _restore(run_dirs: list[Path], template: LoopState, totals: Any, replay: Dev
         except DamagedFile as error:
             checkpoint.warn_damaged(error)
             continue
+        for run_dir, manifest in zip(run_dirs, manifests, strict=True):
+            require_tables(run_dir, manifest["tables"])
         for run_dir in run_dirs:
             checkpoint.drop_after(run_dir, step)
         tree = jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)

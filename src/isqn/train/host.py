@@ -27,7 +27,7 @@ from isqn.keys import episode_seed, host_generator
 from isqn.train import checkpoint
 from isqn.train.loop import Epoch, Interrupted, empty_totals, means, metrics_columns, require_finite, save_best
 from isqn.train.progress import Progress, memory_mb
-from isqn.train.record import EPISODE_COLUMNS, Table, Tracker
+from isqn.train.record import EPISODE_COLUMNS, Table, Tracker, require_tables
 from isqn.types import UserError
 
 
@@ -122,6 +122,7 @@ def train(
         arrays["history.actions"] = np.array([a for actions in history for a in actions], np.int32)
         arrays["history.lengths"] = np.array([len(actions) for actions in history], np.int32)
         manifest = {
+            "config": asdict(config),
             "counters": asdict(count),
             "replay": replay.save(run_dir / "replay"),
             "tables": {"episodes": episodes.length, "metrics": metrics.length},
@@ -134,7 +135,11 @@ def train(
             # Act.
             epsilon = config.epsilon(count.step)
             action = int(call.act(state, replay.observation(), epsilon, count.step, count.episode))
-            frame, reward, terminated, truncated = env.step(action)
+            try:
+                frame, reward, terminated, truncated = env.step(action)
+            except UserError:
+                save()  # what was learned until then
+                raise
             history[-1].append(action)
             count.step += 1
             count.episode_length += 1
@@ -233,6 +238,7 @@ def _restore(run_dir: Path, state: Any, totals: Any, make_replay: Callable[[], R
         except DamagedFile as error:
             checkpoint.warn_damaged(error)
             continue
+        require_tables(run_dir, manifest["tables"])
         checkpoint.drop_after(run_dir, step)
         ends = np.cumsum(lengths)
         history = [actions[end - length : end].tolist() for end, length in zip(ends, lengths, strict=True)]

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import csv
+import fcntl
 import importlib
 import io
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import warnings
-from contextlib import redirect_stdout
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from contextvars import Context
 from dataclasses import asdict
 from functools import partial
@@ -65,6 +68,17 @@ class Table:
         self._file.close()
 
 
+def require_tables(run_dir: Path, lengths: dict[str, int]) -> None:
+    """Tables can be cut back to where a checkpoint saw them, but not made up."""
+    for name, length in lengths.items():
+        path = run_dir / f"{name}.csv"
+        if not path.exists() or path.stat().st_size < length:
+            raise UserError(
+                f"{path} is {'shorter than at the checkpoint' if path.exists() else 'missing'}; "
+                "put it back, or start again with `isqn train --overwrite`."
+            )
+
+
 def _cell(value: Any) -> Any:
     return "" if value is None else f"{value:.9g}" if isinstance(value, float) else value
 
@@ -89,18 +103,40 @@ def require_free(run_dir: Path, overwrite: bool = False) -> None:
         raise UserError(f"{run_dir} exists and is not a run; choose another --run-dir.")
 
 
+@contextmanager
+def hold(run_dirs: Iterable[Path]) -> Iterator[None]:
+    """Folders, made where they are not there, for this process alone; it ends with the process, however that ends."""
+    with ExitStack() as stack:
+        for run_dir in run_dirs:
+            with _writable(run_dir):
+                run_dir.mkdir(parents=True, exist_ok=True)
+                handle = os.open(run_dir, os.O_RDONLY)
+            stack.callback(os.close, handle)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UserError(f"{run_dir} is being trained by another process; choose another --run-dir.") from None
+            except OSError as error:
+                warnings.warn(f"{run_dir} cannot be locked ({error.strerror}): train it only once.", stacklevel=3)
+        yield
+
+
+@contextmanager
+def _writable(run_dir: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{run_dir} cannot be written ({error.strerror}); choose another --run-dir.") from None
+
+
 def create_run(run_dir: Path, config: Config, overwrite: bool = False) -> None:
     """Make the folder, or say why not."""
     require_free(run_dir, overwrite)
-    if overwrite and run_dir.exists():
-        import shutil
-
-        shutil.rmtree(run_dir)
-    try:
+    with _writable(run_dir):
         run_dir.mkdir(parents=True, exist_ok=True)
+        for path in run_dir.iterdir():  # none, unless they are to be overwritten
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
         replace_text(run_dir / "config.toml", to_toml(config))
-    except OSError as error:
-        raise UserError(f"{run_dir} cannot be written ({error.strerror}); choose another --run-dir.") from None
 
 
 def run_state(run_dir: Path) -> str:

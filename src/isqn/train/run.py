@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import jax
 import psutil
 
 from isqn.agents import q_learning
 from isqn.analysis.probes import observed
 from isqn.data.device_replay import DeviceReplay
+from isqn.data.files import DamagedFile
 from isqn.data.replay import Memory, Replay, memory_needed
 from isqn.envs import atari
-from isqn.envs.adapter import Environment, make_environment
+from isqn.envs.adapter import Environment, make_environment, require_protocol
 from isqn.envs.native import has_native, make_native
 from isqn.experiments.config import Config, flag, nearest_path, read_toml
 from isqn.train import checkpoint, compiled, host, record, timing
@@ -25,6 +29,7 @@ from isqn.train.loop import Epoch
 from isqn.train.progress import Progress, duration
 from isqn.types import EnvSpec, UserError
 
+MAY_CHANGE = ("total_timesteps", "checkpoint_minutes", "track")  # in an unfinished run, without changing its bits
 LONG_RUN_STEPS = 100_000  # from here on a run is worth a measured estimate of its time
 
 
@@ -78,7 +83,9 @@ def require_memory(memory: Memory, can_compress: bool = True) -> None:
 def specification(config: Config) -> EnvSpec:
     """Of the environment as this run will see it."""
     if uses_compiled_loop(config):
-        return make_native(config.env_id).spec
+        spec = make_native(config.env_id).spec
+        require_protocol(config.protocol, spec.protocol, spec.id)
+        return spec
     env = make_environment(config.env_id, protocol=config.protocol)
     env.close()
     return env.spec
@@ -102,17 +109,26 @@ def start(config: Config, run_dir: Path | None = None, *, overwrite: bool = Fals
     require_possible(config, specification(config), compiled_loop=uses_compiled_loop(config))
     for folder in folders:
         record.require_free(folder, overwrite)
-    for index, folder in enumerate(folders):
-        record.create_run(folder, config.replace(seed=config.seed + index, num_seeds=1), overwrite)
-    for folder in folders:
-        record.write_summary(folder, {"status": "running", "trained_with": _relative(folders, folder)})
-    train(config, folders, quiet=quiet)
+    with record.hold(folders):
+        for index, folder in enumerate(folders):
+            record.create_run(folder, config.of_seed(index), overwrite)
+        for folder in folders:
+            record.write_summary(folder, {"status": "running", "trained_with": _relative(folders, folder)})
+        train(config, folders, quiet=quiet)
     return folders
 
 
 def require_possible(config: Config, spec: EnvSpec, *, compiled_loop: bool) -> None:
     """Refuse what cannot run before a folder is made, or an old one deleted, for it."""
-    make_agent(config, spec)
+    agent = make_agent(config, spec)
+    state = jax.tree.leaves(jax.eval_shape(agent.init, 0))
+    size = config.num_seeds * sum(leaf.size * leaf.dtype.itemsize for leaf in state)
+    if size > 0.9 * psutil.virtual_memory().available:
+        raise UserError(
+            f"The network and its optimizer need {size / 1e9:,.1f} GB, and "
+            f"{psutil.virtual_memory().available / 1e9:.1f} GB are free here; lower --num-bellman-iterations, "
+            "--width-factor, --hidden-sizes or --num-seeds."
+        )
     require_memory(replay_memory(config, spec), can_compress=not compiled_loop)
     if compiled_loop:
         _require_whole_updates(config)
@@ -139,13 +155,32 @@ def run_dirs(config: Config, run_dir: Path | None) -> list[Path]:
 
 def resume(run_dir: Path, *, quiet: bool = False) -> bool:
     """Go on where the run stopped; False if it had finished."""
-    config = read_config(run_dir)
+    read_config(run_dir)
     if record.run_state(run_dir) == "finished":
         return False
     folders = [run_dir / name for name in record.read_summary(run_dir).get("trained_with", ["."])]
-    first = read_config(folders[0])
-    train(first.replace(num_seeds=len(folders)) if len(folders) > 1 else config, folders, quiet=quiet)
+    configs = [read_config(folder) for folder in folders]
+    with record.hold(folders):
+        for folder, settings in zip(folders, configs, strict=True):
+            _require_unchanged(folder, settings)
+        train(configs[0].replace(num_seeds=len(folders)), folders, quiet=quiet)
     return True
+
+
+def _require_unchanged(run_dir: Path, config: Config) -> None:
+    """A run goes on with the settings it began with, or its bits would be nobody's."""
+    for step in checkpoint.steps(run_dir):
+        try:
+            earlier = checkpoint.read_manifest(checkpoint.folder_of(run_dir, step))["config"]
+        except DamagedFile:
+            continue
+        for name, value in json.loads(json.dumps(asdict(config))).items():
+            if name not in MAY_CHANGE and value != earlier.get(name):
+                raise UserError(
+                    f"{run_dir / 'config.toml'} was changed: {name} is {value!r}, and was {earlier.get(name)!r} at the "
+                    "last checkpoint; put it back, or train a new run with `isqn train --config`."
+                )
+        return
 
 
 def _relative(folders: list[Path], here: Path) -> list[str]:
@@ -164,6 +199,8 @@ def read_config(run_dir: Path) -> Config:
 def train(config: Config, folders: list[Path], *, quiet: bool = False, env: Environment | None = None) -> None:
     """Train what `folders` hold to the end, each from its newest checkpoint, by the loop that fits."""
     progress = Progress(config.total_timesteps, enabled=not quiet)
+    if not any(map(checkpoint.steps, folders)) and any((folder / "episodes.csv").exists() for folder in folders):
+        progress.say(f"there is no checkpoint in {folders[0]}: the run begins again at step 0")
     with stop_on_signals() as should_stop:
         if env is None and uses_compiled_loop(config):
             _train_compiled(config, folders, progress, should_stop)
@@ -243,7 +280,7 @@ def _epoch_line(config: Config, epochs: list[Epoch]) -> str:
 
 @contextmanager
 def stop_on_signals() -> Iterator[Callable[[], bool]]:
-    """SIGTERM and Ctrl-C ask the loop to save and stop; a second Ctrl-C stops at once."""
+    """SIGTERM, a closed terminal and Ctrl-C ask the loop to save and stop; a second Ctrl-C stops at once."""
     asked = False
 
     def ask(signum: int, _: Any) -> None:
@@ -255,7 +292,7 @@ def stop_on_signals() -> Iterator[Callable[[], bool]]:
     if threading.current_thread() is not threading.main_thread():
         yield lambda: False
         return
-    earlier = {signum: signal.signal(signum, ask) for signum in (signal.SIGTERM, signal.SIGINT)}
+    earlier = {signum: signal.signal(signum, ask) for signum in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)}
     try:
         yield lambda: asked
     finally:
