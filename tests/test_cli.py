@@ -251,6 +251,7 @@ def test_debug_gives_the_traceback(trained):
 def test_a_value_that_cannot_be_read_is_a_usage_error(capsys):
     for words, said in (
         ("train --seed abc", "Error parsing --seed: not a whole number: 'abc'. `isqn train dqn --help` explains."),
+        ("train --seed 1e+6", "Error parsing --seed: not a whole number: '1e+6'. `isqn train dqn --help` explains."),
         (
             "train --gamma abc",
             "Error parsing --gamma/--discount: not a number: 'abc'. `isqn train dqn --help` explains.",
@@ -508,7 +509,7 @@ def test_eval_prints_a_line_for_each_game_and_the_mean(trained, capsys):
 def test_eval_of_a_run_that_has_not_begun(which, refused, tmp_path):
     record.create_run(tmp_path / "run", Config(hidden_sizes=(8,)))
     sentence = refused("eval", str(tmp_path / "run"), "--which", which)
-    assert sentence == f"{tmp_path}/run has no {which} checkpoint that can be read; let it train for an epoch first."
+    assert sentence == f"{tmp_path}/run has no {which} checkpoint that can be read."
 
 
 LOOK = """

@@ -88,7 +88,7 @@ def test_what_is_not_known_is_refused():
 
 
 def test_a_model_is_saved_to_a_folder_of_its_own(model, tmp_path, monkeypatch):
-    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "model").mkdir(parents=True)
     (tmp_path / "work" / "thesis.tex").write_text("mine")
     for path in (tmp_path / "work", tmp_path / "work" / "thesis.tex"):
         with pytest.raises(UserError, match="holds something else; save to a folder of its own"):

@@ -236,7 +236,7 @@ def test_a_folder_is_trained_by_one_process(tmp_path):
     record.create_run(folder, HOST.replace(total_timesteps=10**7, epoch_steps=10**6))
     process = start_process("resume", str(folder))
     wait_for(lambda: (folder / "metrics.csv").exists(), process)
-    with pytest.raises(UserError, match="run is being trained by another process; choose another --run-dir"):
+    with pytest.raises(UserError, match="run is being trained by another process"):
         run.resume(folder, quiet=True)
     with pytest.raises(UserError, match="is being trained by another process"):
         run.start(HOST, folder, overwrite=True, quiet=True)
@@ -246,6 +246,31 @@ def test_a_folder_is_trained_by_one_process(tmp_path):
     assert process.returncode == 75
     with record.hold([folder]):  # it is free again
         pass
+
+
+def test_a_hangup_that_is_ignored_stays_ignored():
+    """`nohup isqn train ...` goes on when the terminal closes."""
+    earlier = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with run.stop_on_signals() as should_stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not should_stop()
+    finally:
+        signal.signal(signal.SIGHUP, earlier)
+
+
+def test_a_terminal_that_closes_ends_with_75(tmp_path):
+    """Then even the last words cannot be written."""
+    folder = tmp_path / "run"
+    record.create_run(folder, HOST.replace(total_timesteps=10**7, epoch_steps=10**6))
+    ours, theirs = os.openpty()
+    process = subprocess.Popen(command("resume", str(folder)), stdout=theirs, stderr=theirs)
+    wait_for(lambda: (folder / "metrics.csv").exists(), process)
+    os.close(theirs)
+    os.close(ours)
+    process.send_signal(signal.SIGHUP)
+    assert process.wait(timeout=60) == 75
+    assert checkpoint.steps(folder)
 
 
 @LOOPS
@@ -415,8 +440,6 @@ def test_an_environment_that_is_not_reproducible_is_refused_on_resume(tmp_path, 
 
         def step(self, action):
             return self.drawn.uniform(-1, 1, 2).astype(np.float32), 0.0, False, False, {}
-
-    from isqn.types import UserError
 
     folder, env = tmp_path / "run", make_environment(Unseeded())
     config = HOST.replace(env_id=env.spec.id)

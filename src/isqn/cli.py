@@ -21,6 +21,7 @@ import tyro
 from isqn import __version__
 from isqn.experiments.config import MOST_SEED, Config, nearest, read_toml
 from isqn.experiments.presets import PRESETS, preset_config, preset_for
+from isqn.train.progress import say
 from isqn.types import UserError
 
 USAGE = 2
@@ -68,7 +69,6 @@ def train(argv: list[str]) -> int:
     base, source = _base_config(argv)
     args = _parse(Train, argv, "isqn train dqn", Train(config=base))
     from isqn.train import run
-    from isqn.train.progress import say
 
     if not args.quiet:
         say(f"settings: {source}")
@@ -135,7 +135,9 @@ def resume(argv: list[str]) -> int:
     args = _parse(Resume, argv, "isqn resume")
     from isqn.train import run
 
-    if not run.resume(args.run_dir, quiet=args.quiet) and not args.quiet:
+    with redirect_stdout(sys.stderr):
+        went_on = run.resume(args.run_dir, quiet=args.quiet)
+    if not went_on and not args.quiet:
         print(f"{args.run_dir} had finished; nothing to do.", file=sys.stderr)
     return 0
 
@@ -442,8 +444,8 @@ def _parse(kind: Any, argv: list[str], prog: str, default: Any = None) -> Any:
 
 def _sentence(box: str) -> str:
     """What tyro draws in a box, without the box and its pointers to the help."""
-    _, _, below_the_title = box.partition("\n")
-    words = " ".join(re.sub("[│╰─╯|+]|-{3,}", " ", below_the_title).split())
+    lines = [line.strip("│| ") for line in box.splitlines()[1:]]
+    words = " ".join(line for line in lines if line.strip("╰─╯+-"))
     said = re.split(r" (?:Argument helptext|For full helptext)", words)[0].rstrip(".")
     for technical, plain in (
         ("invalid literal for int() with base 10:", "not a whole number:"),
@@ -502,7 +504,7 @@ def _plain_warnings() -> Iterator[None]:
         warnings.formatwarning = elsewhere
 
 
-def command() -> None:
+def console() -> None:
     """The console script."""
     if sys.stdout is None or sys.stderr is None:  # closed by whoever called
         nowhere = open(os.devnull, "w")  # noqa: SIM115 - for as long as the process lives
@@ -535,7 +537,7 @@ def main(argv: list[str] | None = None) -> int:
     except UserError as error:
         if debug:
             raise
-        print(f"isqn: {error}", file=sys.stderr)
+        say(f"isqn: {error}")
         return USAGE if isinstance(error, UsageError) else 1
     except KeyboardInterrupt:
         return 130
@@ -546,14 +548,14 @@ def main(argv: list[str] | None = None) -> int:
         from isqn.train.loop import Interrupted
 
         if isinstance(error, Interrupted):
-            print(f"isqn: {error}", file=sys.stderr)
+            say(f"isqn: {error}")
             return INTERRUPTED
         if debug:
             raise
         message = str(error).strip().partition("\n")[0]
-        print(f"isqn: {type(error).__name__}: {message} (add --debug for the traceback)", file=sys.stderr)
+        say(f"isqn: {type(error).__name__}: {message} (add --debug for the traceback)")
         return 1
 
 
 if __name__ == "__main__":
-    command()
+    console()

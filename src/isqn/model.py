@@ -73,32 +73,36 @@ class Model:
     ) -> Model:
         """Train for so many more steps, in whole epochs. The run folder is `run_dir`, or a temporary one."""
         more = self.config.total_timesteps if total_timesteps is None else total_timesteps
-        if not isinstance(more, int) or more < 1:
+        if not isinstance(more, int | np.integer) or more < 1:
             raise UserError(f"total_timesteps is {more!r}; it must be a whole number of at least 1.")
         if self._run_dir is None:
             if self.num_timesteps:
                 raise UserError(
                     "A loaded model has no replay to go on with; resume its run with `isqn resume` instead."
                 )
-            config = self.config.replace(total_timesteps=more, epoch_steps=min(more, self.config.epoch_steps))
-            run.require_possible(config, self.spec, compiled_loop=self._env is None and run.uses_compiled_loop(config))
-            if run_dir is None:
-                temporary = mkdtemp(prefix="isqn-")
-                weakref.finalize(self, shutil.rmtree, temporary, ignore_errors=True)
-                run_dir = Path(temporary) / "run"
-            with record.hold([Path(run_dir)]):
-                record.create_run(Path(run_dir), config)
-            self.config, self._run_dir = config, Path(run_dir)
+            config = self.config.replace(total_timesteps=int(more), epoch_steps=int(min(more, self.config.epoch_steps)))
         else:
             if run_dir is not None and Path(run_dir) != self._run_dir:
                 raise UserError(f"This model learns in {self._run_dir}; it cannot go on in {run_dir}.")
             so_far = self.config.num_epochs * self.config.epoch_steps
-            self.config = self.config.replace(total_timesteps=so_far + more)
-            record.replace_text(self._run_dir / "config.toml", to_toml(self.config))
-        with record.hold([self._run_dir]):
-            run.train(self.config, [self._run_dir], quiet=quiet, env=self._env)
-        self.state, self.num_timesteps = load_agent_state(self._run_dir, self._agent)
+            config = self.config.replace(total_timesteps=so_far + int(more))
+        run.require_possible(config, self.spec, compiled_loop=self._env is None and run.uses_compiled_loop(config))
+        folder = self._run_dir or (Path(run_dir) if run_dir is not None else self._temporary())
+        with record.hold([folder]):
+            if self._run_dir is None:
+                record.create_run(folder, config)
+            else:
+                record.replace_text(folder / "config.toml", to_toml(config))
+            self.config, self._run_dir = config, folder
+            run.train(config, [folder], quiet=quiet, env=self._env)
+        self.state, self.num_timesteps = load_agent_state(folder, self._agent)
         return self
+
+    def _temporary(self) -> Path:
+        """A folder that goes with this object."""
+        folder = mkdtemp(prefix="isqn-")
+        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        return Path(folder) / "run"
 
     def predict(self, obs: Any, deterministic: bool = True) -> tuple[Any, None]:
         """An action for an observation, or actions for a batch; the second value is there for SB3's loops.
@@ -134,7 +138,7 @@ class Model:
         folder = Path(path)
         if (folder / "checkpoints").is_dir():
             raise UserError(f"{folder} is a run, which `Model.load` reads as it is; save to another folder.")
-        if folder.is_file() or (folder.is_dir() and any(folder.iterdir()) and not (folder / "model").is_dir()):
+        if record.run_state(folder) != "new" and not (folder / "model" / "manifest.json").is_file():
             raise UserError(f"{folder} holds something else; save to a folder of its own.")
         folder.mkdir(parents=True, exist_ok=True)
         manifest = {"kind": "model", "step": self.num_timesteps, "spec": asdict(self.spec)}

@@ -40,11 +40,10 @@ def read_file(folder: Path, file: Description) -> bytes:
 
 
 def sync(path: Path) -> None:
-    """Make a file, or the names in a folder, safe from a power cut; Windows opens no folder and needs none."""
-    if os.name == "posix":
-        handle = os.open(path, os.O_RDONLY)
-        os.fsync(handle)
-        os.close(handle)
+    """Make a file, or the names in a folder, safe from a power cut."""
+    handle = os.open(path, os.O_RDONLY)
+    os.fsync(handle)
+    os.close(handle)
 
 
 def files_needed(description: Description) -> list[str]:

@@ -90,8 +90,7 @@ class Environment:
             raise
         except Exception as error:
             raise UserError(
-                f"{self.spec.id} failed in {method}(): {type(error).__name__}: {error}; "
-                "isqn.check_environment says more, --debug shows where."
+                f"{self.spec.id} failed in {method}(): {type(error).__name__}: {error}; --debug shows where."
             ) from error
 
     def render(self) -> np.ndarray | None:
@@ -121,13 +120,12 @@ def make_environment(env_id: str | gym.Env, *, protocol: str = "auto", render: b
         frames_per_step, frame_stack = 1, 1
         require_protocol(protocol, name, env_id)
     shape, dtype, _ = _frame_format(env.observation_space, env_id)
-    num_actions = _num_actions(env.action_space, env_id)
     spec = EnvSpec(
         id=env_id,
         protocol=name,
         frame_shape=shape,
         frame_dtype=dtype.name,
-        num_actions=num_actions,
+        num_actions=_num_actions(env.action_space, env_id),
         frame_stack=frame_stack,
         frames_per_step=frames_per_step,
         first_action=int(env.action_space.start),  # type: ignore[attr-defined]
@@ -147,10 +145,10 @@ def require_protocol(protocol: str, name: str, env_id: str) -> None:
 
 def _make_gymnasium(env_id: str | gym.Env, render: bool) -> tuple[gym.Env, str, str]:
     """The environment, its full id and the name of its protocol."""
-    if not isinstance(env_id, str | gym.Env):
-        raise UserError(f"An environment is an id or a gymnasium.Env; {env_id!r} is neither.")
     if isinstance(env_id, gym.Env):
         return env_id, env_id.spec.id if env_id.spec else type(env_id.unwrapped).__name__, "gymnasium"
+    if not isinstance(env_id, str):
+        raise UserError(f"An environment is an id or a gymnasium.Env; {env_id!r} is neither.")
     if env_id.startswith("MinAtar/"):
         full_id = minatar.full_id(env_id)
         if full_id is None:

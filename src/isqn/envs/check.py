@@ -93,7 +93,9 @@ def _step(env: gym.Env, action: int, found: list[str]) -> Any:
     try:
         result: Any = env.step(action)
     except Exception as error:
-        if "to unpack" not in str(error):  # raised by the time limit that `gymnasium.make` puts around it
+        if not (
+            isinstance(error, ValueError) and "to unpack" in str(error)
+        ):  # raised by the time limit that `gymnasium.make` puts around it
             _note(found, f"step({action}) raised {type(error).__name__}: {error}.")
             return None
         result = ()

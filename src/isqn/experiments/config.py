@@ -28,6 +28,7 @@ def _also(*names: str) -> Any:
 
 MOST_SEED = 2**31 - 1  # keys and tables hold seeds as 32-bit integers
 
+MAY_CHANGE = ("total_timesteps", "checkpoint_minutes", "track")  # in the middle of a run
 _AT_LEAST_ONE = (
     *("num_bellman_iterations", "num_seeds", "total_timesteps", "max_episode_steps", "num_steps_return", "batch_size"),
     *("update_period", "target_update_period", "target_sync_period", "buffer_size"),
@@ -250,6 +251,11 @@ class Config:
         left = 1.0 - step / max(self.epsilon_decay_steps, 1)
         return self.epsilon_end + (self.epsilon_start - self.epsilon_end) * left * (left > 0)
 
+    def kept(self) -> dict[str, Any]:
+        """What a run must go on with to come to the same bits, in JSON's terms."""
+        fields = {name: value for name, value in dataclasses.asdict(self).items() if name not in MAY_CHANGE}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in fields.items()}
+
     def of_seed(self, index: int) -> Config:
         """What one of the `num_seeds` runs of a program would be alone."""
         return self.replace(seed=self.seed + index, num_seeds=1)
@@ -349,7 +355,7 @@ def _check_types(config: Config) -> None:
                 continue
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise UserError(f"{flag(name)} is {value!r}; it must be a number.")
-            if math.isinf(value) and name != "checkpoint_minutes":
+            if math.isinf(value) and name != "checkpoint_minutes":  # for which it means never before an epoch ends
                 raise UserError(f"{flag(name)} is {value}; it must be a finite number.")
             object.__setattr__(config, name, float(value))
         elif kind in (int, bool, str) and type(value) is not kind:

@@ -198,7 +198,7 @@ def train(
             for table in (episodes[index], metrics[index]):
                 table.flush_to_disk()
             manifest = {
-                "config": asdict(config.of_seed(index)),
+                "config": config.of_seed(index).kept(),
                 "counters": asdict(counts[index]),
                 "replay": {"files": saved_files[index]},
                 "tables": {"episodes": episodes[index].length, "metrics": metrics[index].length},
@@ -222,8 +222,8 @@ def train(
             if learning:
                 compiled_lengths.add(until - step)
             for index in range(len(run_dirs)):
-                of_seed = _one(ended, index, axis=1)
-                for episode in _record_episodes(episodes[index], of_seed, step, counts[index], config, clock):
+                mine = _one(ended, index, axis=1)
+                for episode in _record_episodes(episodes[index], mine, step, counts[index], config, clock):
                     trackers[index].log({"return": episode["return"], "length": episode["length"]}, episode["step"])
                     last_return = episode["return"]
             if learning:

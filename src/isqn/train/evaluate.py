@@ -105,9 +105,7 @@ def load_agent_state(run_dir: Path, agent: Agent, which: str = "last") -> tuple[
         arrays = {name: array for name, array in arrays.items() if name.startswith("agent.")}
         tree = checkpoint.unflatten(template, arrays, folder)
         return jax.tree.map(jnp.asarray, tree["agent"]), step
-    instead = which == "last" and any(run_dir.glob("best-*"))
-    hint = "--which best has one" if instead else "let it train for an epoch first"
-    raise UserError(f"{run_dir} has no {which} checkpoint that can be read; {hint}.")
+    raise UserError(f"{run_dir} has no {which} checkpoint that can be read.")
 
 
 def _saved(run_dir: Path, which: str) -> Any:

@@ -122,7 +122,7 @@ def train(
         arrays["history.actions"] = np.array([a for actions in history for a in actions], np.int32)
         arrays["history.lengths"] = np.array([len(actions) for actions in history], np.int32)
         manifest = {
-            "config": asdict(config),
+            "config": config.kept(),
             "counters": asdict(count),
             "replay": replay.save(run_dir / "replay"),
             "tables": {"episodes": episodes.length, "metrics": metrics.length},

@@ -23,7 +23,7 @@ def say(sentence: str) -> None:
 
 
 def _write(text: str) -> None:
-    with suppress(BrokenPipeError):
+    with suppress(OSError):  # a pipe that broke, a terminal that closed
         sys.stderr.write(text)
         sys.stderr.flush()
 

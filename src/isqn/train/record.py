@@ -14,10 +14,9 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager, redirect_stdout
+from contextlib import ExitStack, contextmanager
 from contextvars import Context
 from dataclasses import asdict
-from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, ClassVar
@@ -115,7 +114,7 @@ def hold(run_dirs: Iterable[Path]) -> Iterator[None]:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise UserError(f"{run_dir} is being trained by another process; choose another --run-dir.") from None
+                raise UserError(f"{run_dir} is being trained by another process.") from None
             except OSError as error:
                 warnings.warn(f"{run_dir} cannot be locked ({error.strerror}): train it only once.", stacklevel=3)
         yield
@@ -232,14 +231,10 @@ class Tracker:
             library = importlib.import_module(config.track)
         except ImportError:
             raise UserError(f'--track {config.track} needs `pip install "isqn[track]"`.') from None
-        settings: dict[str, Any] = {"project": config.experiment, "config": asdict(config)}
-        settings["name"] = f"{config.env_id} {config.label} seed {config.seed}"
-        if config.track == "wandb":
-            settings |= {"dir": run_dir, "reinit": "create_new"}
-        # Seeds of one process are runs of their own. To wandb that is said above; trackio ends the run that it
-        # finds in its context.
-        with redirect_stdout(sys.stderr):
-            run = Context().run(partial(library.init, **settings))
+        # Seeds of one process are runs of their own: wandb must be told, trackio ends the run in its context.
+        more = {"dir": run_dir, "reinit": "create_new"} if config.track == "wandb" else {}
+        name = f"{config.env_id} {config.label} seed {config.seed}"
+        run = Context().run(library.init, project=config.experiment, name=name, config=asdict(config), **more)
         self._log = lambda values, step: run.log(values, step=step)
         self._finish = run.finish
 
@@ -257,8 +252,7 @@ class Tracker:
     def close(self) -> None:
         if self._finish is not None:
             try:
-                with redirect_stdout(sys.stderr):
-                    self._finish()
+                self._finish()
             except Exception as error:
                 self._give_up("tracker", error)
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +27,6 @@ from isqn.train.loop import Epoch
 from isqn.train.progress import Progress, duration
 from isqn.types import EnvSpec, UserError
 
-MAY_CHANGE = ("total_timesteps", "checkpoint_minutes", "track")  # in an unfinished run, without changing its bits
 LONG_RUN_STEPS = 100_000  # from here on a run is worth a measured estimate of its time
 
 
@@ -123,11 +120,11 @@ def require_possible(config: Config, spec: EnvSpec, *, compiled_loop: bool) -> N
     agent = make_agent(config, spec)
     state = jax.tree.leaves(jax.eval_shape(agent.init, 0))
     size = config.num_seeds * sum(leaf.size * leaf.dtype.itemsize for leaf in state)
-    if size > 0.9 * psutil.virtual_memory().available:
+    available = psutil.virtual_memory().available
+    if size > 0.9 * available:
         raise UserError(
-            f"The network and its optimizer need {size / 1e9:,.1f} GB, and "
-            f"{psutil.virtual_memory().available / 1e9:.1f} GB are free here; lower --num-bellman-iterations, "
-            "--width-factor, --hidden-sizes or --num-seeds."
+            f"The network and its optimizer need {size / 1e9:,.1f} GB; {available / 1e9:.1f} GB are free here. Lower "
+            "--num-bellman-iterations, --width-factor, --hidden-sizes or --num-seeds."
         )
     require_memory(replay_memory(config, spec), can_compress=not compiled_loop)
     if compiled_loop:
@@ -147,10 +144,8 @@ def run_dirs(config: Config, run_dir: Path | None) -> list[Path]:
     """One folder for each seed."""
     if run_dir is not None and config.num_seeds == 1:
         return [run_dir]
-    seeds = range(config.seed, config.seed + config.num_seeds)
-    if run_dir is not None:
-        return [run_dir / f"seed-{seed}" for seed in seeds]
-    return [record.default_run_dir(config.replace(seed=seed)) for seed in seeds]
+    configs = [config.of_seed(index) for index in range(config.num_seeds)]
+    return [run_dir / f"seed-{one.seed}" if run_dir else record.default_run_dir(one) for one in configs]
 
 
 def resume(run_dir: Path, *, quiet: bool = False) -> bool:
@@ -159,11 +154,12 @@ def resume(run_dir: Path, *, quiet: bool = False) -> bool:
     if record.run_state(run_dir) == "finished":
         return False
     folders = [run_dir / name for name in record.read_summary(run_dir).get("trained_with", ["."])]
-    configs = [read_config(folder) for folder in folders]
+    config = read_config(folders[0]).replace(num_seeds=len(folders))
     with record.hold(folders):
-        for folder, settings in zip(folders, configs, strict=True):
-            _require_unchanged(folder, settings)
-        train(configs[0].replace(num_seeds=len(folders)), folders, quiet=quiet)
+        for folder in folders:
+            _require_unchanged(folder, read_config(folder))
+        require_possible(config, specification(config), compiled_loop=uses_compiled_loop(config))
+        train(config, folders, quiet=quiet)
     return True
 
 
@@ -174,10 +170,10 @@ def _require_unchanged(run_dir: Path, config: Config) -> None:
             earlier = checkpoint.read_manifest(checkpoint.folder_of(run_dir, step))["config"]
         except DamagedFile:
             continue
-        for name, value in json.loads(json.dumps(asdict(config))).items():
-            if name not in MAY_CHANGE and value != earlier.get(name):
+        for name, value in config.kept().items():
+            if value != earlier.get(name, value):  # a version that knows more settings may go on
                 raise UserError(
-                    f"{run_dir / 'config.toml'} was changed: {name} is {value!r}, and was {earlier.get(name)!r} at the "
+                    f"{run_dir / 'config.toml'} was changed: {name} is {value!r}, and was {earlier[name]!r} at the "
                     "last checkpoint; put it back, or train a new run with `isqn train --config`."
                 )
         return
@@ -199,7 +195,7 @@ def read_config(run_dir: Path) -> Config:
 def train(config: Config, folders: list[Path], *, quiet: bool = False, env: Environment | None = None) -> None:
     """Train what `folders` hold to the end, each from its newest checkpoint, by the loop that fits."""
     progress = Progress(config.total_timesteps, enabled=not quiet)
-    if not any(map(checkpoint.steps, folders)) and any((folder / "episodes.csv").exists() for folder in folders):
+    if not checkpoint.steps(folders[0]) and (folders[0] / "episodes.csv").exists():
         progress.say(f"there is no checkpoint in {folders[0]}: the run begins again at step 0")
     with stop_on_signals() as should_stop:
         if env is None and uses_compiled_loop(config):
@@ -292,7 +288,8 @@ def stop_on_signals() -> Iterator[Callable[[], bool]]:
     if threading.current_thread() is not threading.main_thread():
         yield lambda: False
         return
-    earlier = {signum: signal.signal(signum, ask) for signum in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)}
+    wanted = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)  # what is ignored, as under nohup, stays so
+    earlier = {s: signal.signal(s, ask) for s in wanted if signal.getsignal(s) is not signal.SIG_IGN}
     try:
         yield lambda: asked
     finally:
