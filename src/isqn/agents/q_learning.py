@@ -110,16 +110,16 @@ def make(config: Config, spec: EnvSpec) -> Agent:
         return state._replace(params=params, statistics=statistics, optimizer=optimizer_state), metrics
 
     def act(state: AgentState, obs: Array, epsilon: Array, step: Array, episode: Array) -> Array:
-        q, _ = network.apply(state.params, state.statistics, obs[None])
-        q = q[0, online]  # (pairs, A)
-        if config.acting_rule == "mean":
-            q = q.mean(axis=0)
-        elif config.acting_rule == "last":
-            q = q[-1]
-        else:
+        heads = jnp.asarray(online)
+        if config.acting_rule == "last":
+            heads = heads[-1:]
+        elif config.acting_rule != "mean":
             count = episode if config.acting_rule == "episode" else step
             logits = state.meta.logits if weights is None else jnp.zeros(len(online))
-            q = q[jax.random.categorical(device_key(state.seed, "head", count), logits)]
+            heads = heads[jax.random.categorical(device_key(state.seed, "head", count), logits)][None]
+        params = {**state.params, "heads": jax.tree.map(lambda w: w[heads], state.params["heads"])}
+        q, _ = network.apply(params, state.statistics, obs[None])
+        q = q[0].mean(axis=0)  # of one head or of all
         explore, draw = jax.random.split(device_key(state.seed, "explore", step))
         random_action = jax.random.randint(draw, (), 0, spec.num_actions)
         return jnp.where(jax.random.uniform(explore) < epsilon, random_action, jnp.argmax(q)).astype(jnp.int32)

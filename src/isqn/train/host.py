@@ -62,8 +62,10 @@ def compile_agent(agent: Agent) -> Functions:
         state, metrics = agent.update(state, batch)
         return state, jax.tree.map(jnp.add, totals, metrics)
 
+    act = jit(agent.act)
     return Functions(
-        act=jit(agent.act),
+        # without the optimizer's many arrays, which would be handed over at every step
+        act=lambda state, *rest: act(state._replace(optimizer=()), *rest),
         update=jit(update, donate_argnums=(0, 1)),
         refresh=jit(agent.refresh, donate_argnums=0),
         sync=jit(agent.sync, donate_argnums=0),
