@@ -176,7 +176,7 @@ def test_python_of_the_readme(monkeypatch, tmp_path):
         .replace("iterated_shared(9)", "target_free()")
     )
     assert short.count("300") == 1
-    there: dict = {}
-    exec(short, there)
+    (tmp_path / "readme.py").write_text(short)
+    there = runpy.run_path("readme.py")
     assert there["action"] in (0, 1)
     assert there["model"].num_timesteps >= 300

@@ -12,6 +12,11 @@ Params = dict[str, Any]
 Metrics = dict[str, Array]
 
 
+def num_bytes(tree: Any) -> int:
+    """Of all arrays in a tree, or of those that its shapes stand for."""
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
+
 class UserError(Exception):
     """Something the user can mend: one sentence that says what, where, what is allowed and which flag."""
 

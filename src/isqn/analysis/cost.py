@@ -10,7 +10,7 @@ import jax
 from isqn.agents import q_learning
 from isqn.compiler import jit
 from isqn.experiments.config import Config
-from isqn.types import EnvSpec
+from isqn.types import EnvSpec, num_bytes
 
 COMPARED = (
     *(("target-based", 1), ("target-free", 1)),
@@ -39,15 +39,11 @@ def cost(config: Config, spec: EnvSpec, replay_bytes: int) -> Cost:
         parameters=parameters,
         copied_parameters=copied,
         flops_per_update=float((compiled.cost_analysis() or {}).get("flops", math.nan)),
-        network_bytes=_bytes((state.params, state.copies, state.statistics)),
-        optimizer_bytes=_bytes(state.optimizer),
+        network_bytes=num_bytes((state.params, state.copies, state.statistics)),
+        optimizer_bytes=num_bytes(state.optimizer),
         replay_bytes=replay_bytes,
     )
 
 
 def _count(tree: Any) -> int:
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))
-
-
-def _bytes(tree: Any) -> int:
-    return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))

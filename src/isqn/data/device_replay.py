@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from isqn.types import Array, EnvSpec, Transition
+from isqn.types import Array, EnvSpec, Transition, num_bytes
 
 
 class Rows(NamedTuple):
@@ -59,7 +59,7 @@ class DeviceReplay(NamedTuple):
     @property
     def nbytes(self) -> int:
         """Exact, known before anything is allocated."""
-        return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(jax.eval_shape(self.init)))
+        return num_bytes(jax.eval_shape(self.init))
 
     def add(self, rows: Rows, time: Array, row: Rows) -> Rows:
         """Write the step taken at `time`, counted from 0."""

@@ -25,7 +25,7 @@ from isqn.experiments.config import Config, flag, nearest_path, read_toml
 from isqn.train import checkpoint, compiled, host, record, timing
 from isqn.train.loop import Epoch
 from isqn.train.progress import Progress, duration
-from isqn.types import EnvSpec, UserError
+from isqn.types import EnvSpec, UserError, num_bytes
 
 LONG_RUN_STEPS = 100_000  # from here on a run is worth a measured estimate of its time
 
@@ -67,14 +67,11 @@ def replay_factory(config: Config, spec: EnvSpec) -> Callable[[], Replay]:
     )
 
 
-def require_memory(memory: Memory, can_compress: bool = True) -> None:
+def require_memory(size: int, needs: str, advice: str) -> None:
     """Refuse before allocating, rather than fail hours in."""
     available = psutil.virtual_memory().available
-    if memory.total > 0.9 * available:
-        raise UserError(
-            f"The run needs {memory}; {available / 1e9:.1f} GB are free here. Lower {flag('buffer_size')}"
-            + (f", or set {flag('compress_replay')} yes." if can_compress and not memory.compressed else ".")
-        )
+    if size > 0.9 * available:
+        raise UserError(f"{needs}; {available / 1e9:.1f} GB are free here. {advice}")
 
 
 def specification(config: Config) -> EnvSpec:
@@ -118,15 +115,15 @@ def start(config: Config, run_dir: Path | None = None, *, overwrite: bool = Fals
 def require_possible(config: Config, spec: EnvSpec, *, compiled_loop: bool) -> None:
     """Refuse what cannot run before a folder is made, or an old one deleted, for it."""
     agent = make_agent(config, spec)
-    state = jax.tree.leaves(jax.eval_shape(agent.init, 0))
-    size = config.num_seeds * sum(leaf.size * leaf.dtype.itemsize for leaf in state)
-    available = psutil.virtual_memory().available
-    if size > 0.9 * available:
-        raise UserError(
-            f"The network and its optimizer need {size / 1e9:,.1f} GB; {available / 1e9:.1f} GB are free here. Lower "
-            "--num-bellman-iterations, --width-factor, --hidden-sizes or --num-seeds."
-        )
-    require_memory(replay_memory(config, spec), can_compress=not compiled_loop)
+    size = config.num_seeds * num_bytes(jax.eval_shape(agent.init, 0))
+    require_memory(
+        size,
+        f"The network and its optimizer need {size / 1e9:,.1f} GB",
+        "Lower --num-bellman-iterations, --width-factor, --hidden-sizes or --num-seeds.",
+    )
+    memory = replay_memory(config, spec)
+    instead = "" if compiled_loop or memory.compressed else f", or set {flag('compress_replay')} yes"
+    require_memory(memory.total, f"The run needs {memory}", f"Lower {flag('buffer_size')}{instead}.")
     if compiled_loop:
         _require_whole_updates(config)
 
@@ -210,12 +207,10 @@ def train(config: Config, folders: list[Path], *, quiet: bool = False, env: Envi
 def _train_on_host(
     config: Config, run_dir: Path, env: Environment, progress: Progress, should_stop: Callable[[], bool]
 ) -> None:
-    memory = memory_needed(env.spec, config.buffer_size, compresses(config, env.spec))
-    require_memory(memory)
     progress.say(f"{config.label} on {env.spec.id} ({env.spec.protocol}), seed {config.seed}")
     if env.spec.protocol in atari.PROTOCOLS:
         progress.say(atari.PROTOCOLS[env.spec.protocol].describe())
-    progress.say(f"{memory}.")
+    progress.say(f"{replay_memory(config, env.spec)}.")
     agent, make_replay = make_agent(config, env.spec), replay_factory(config, env.spec)
     finish = _begin_summaries(config, [run_dir], env.spec)
     functions = host.compile_agent(agent)
@@ -235,11 +230,9 @@ def _train_on_host(
 def _train_compiled(config: Config, folders: list[Path], progress: Progress, should_stop: Callable[[], bool]) -> None:
     env = make_native(config.env_id)
     replay = device_replay(config, env.spec)
-    memory = replay_memory(config.replace(num_seeds=len(folders)), env.spec)
-    require_memory(memory, can_compress=False)
     seeds = f"seeds {config.seed} to {config.seed + len(folders) - 1}" if len(folders) > 1 else f"seed {config.seed}"
     progress.say(f"{config.label} on {env.spec.id} ({env.spec.protocol}), {seeds}, compiled loop")
-    progress.say(f"{memory}.")
+    progress.say(f"{replay_memory(config.replace(num_seeds=len(folders)), env.spec)}.")
     agent = make_agent(config, env.spec)
     finish = _begin_summaries(config, folders, env.spec)
     for epochs in compiled.train(config, folders, agent, env, replay, should_stop=should_stop, progress=progress):
