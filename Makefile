@@ -14,7 +14,7 @@ install: .venv/installed
 	touch $@
 
 quickstart: install
-	$(BIN)/python examples/quickstart.py
+	$(BIN)/isqn study online-plain --tasks Acrobot-v1 --seeds 20 21 22 23 24 --out quickstart
 
 test: lint types unit
 
@@ -38,7 +38,7 @@ bench: install
 # Renew the file of exact versions from the lower bounds in pyproject.toml.
 versions:
 	$(PYTHON) -m venv .venv-versions
-	.venv-versions/bin/python -m pip install --quiet --disable-pip-version-check ".[atari,minatar,report,video,dev]" hatchling editables
+	.venv-versions/bin/python -m pip install --quiet --disable-pip-version-check ".[atari,minatar,report,video,ray,slurm,dev]" hatchling editables
 	.venv-versions/bin/python -m pip freeze --exclude isqn > versions.txt
 	rm -r .venv-versions
 

@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 import isqn
-from isqn.cli import main
+from isqn.cli import COMMANDS, main
 from isqn.experiments.config import Config, flag, read_toml
 from isqn.experiments.presets import PRESETS
 from isqn.losses import LOSSES
@@ -89,7 +89,7 @@ def test_isqn_alone_says_what_it_is_in_five_lines(words, capsys):
     assert len(lines) == 5
     assert lines[0] == f"isqn {isqn.__version__}: deep value-based reinforcement learning without the second network."
     assert "isqn train dqn --env-id isqn/Chain-v0" in lines[1]
-    assert all(command in lines[3] for command in ("train", "resume", "eval", "probe", "cost", "list", "doctor"))
+    assert all(command in lines[3] for command in COMMANDS)
 
 
 def test_the_version(capsys):
@@ -101,9 +101,14 @@ HELP = {
     "train": [
         *(flag(field.name) for field in fields(Config)),
         *("--k", "--gamma", "--tau", "--train-frequency", "--target-network-frequency", "--update-horizon"),
-        *("--min-replay-history", "--preset", "--config", "--run-dir", "--overwrite", "--quiet"),
+        *("--min-replay-history", "--preset", "--config", "--run-dir", "--overwrite", "--quiet", "--show-diff"),
     ],
     "resume": ["--quiet"],
+    "study": [
+        *("--scale", "--out", "--tasks", "--seeds", "--engine", "--workers", "--seeds-per-job", "--address", "--gpus"),
+        *("--cluster", "--slurm", "--dry-run", "--show", "--no-report", "--quiet"),
+    ],
+    "report": ["--out", "--baseline", "--missing", "--pool-protocols", "--figure", "--watch", "--json"],
     "eval": ["--episodes", "--seed", "--epsilon", "--acting-rule", "--which", "--capture-video", "--json"],
     "probe": ["--metric", "--which", "--samples", "--updates", "--seed", "--json"],
     "cost": ["--game", "--json"],
@@ -152,7 +157,11 @@ def test_the_first_run_learns_the_known_values(tmp_path, monkeypatch, capsys):
     ("words", "code", "sentence"),
     [
         (["trian"], 2, "`isqn trian` is not known; did you mean train?"),
-        (["??"], 2, "`isqn ??` is not known; choose one of train, resume, eval, probe, cost, list, doctor."),
+        (
+            ["??"],
+            2,
+            "`isqn ??` is not known; choose one of train, resume, study, report, eval, probe, cost, list, doctor.",
+        ),
         (
             ["train", "cql"],
             2,

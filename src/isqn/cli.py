@@ -12,7 +12,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from dataclasses import dataclass, field, is_dataclass
+from dataclasses import asdict, dataclass, field, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
@@ -20,7 +20,7 @@ import tyro
 
 from isqn import __version__
 from isqn.experiments.config import MOST_SEED, Config, nearest, read_toml
-from isqn.experiments.presets import PRESETS, preset_config, preset_for
+from isqn.experiments.presets import AGENTS, PRESETS, preset_config, preset_for
 from isqn.train.progress import say
 from isqn.types import UserError
 
@@ -30,8 +30,8 @@ INTERRUPTED = 75  # EX_TEMPFAIL: saved, can be resumed; schedulers may requeue o
 WELCOME = f"""\
 isqn {__version__}: deep value-based reinforcement learning without the second network.
   isqn train dqn --env-id isqn/Chain-v0     a problem with known values, in seconds
-  isqn train dqn --env-id MinAtar/Breakout  a game, in minutes
-  isqn COMMAND --help                       train, resume, eval, probe, cost, list, doctor; --debug for tracebacks
+  isqn study online-plain --dry-run         a figure of the paper, at a size for this machine
+  isqn COMMAND --help                       train, resume, study, report, eval, probe, cost, list, doctor; --debug
 The method in ten minutes: src/isqn/schemes.py and src/isqn/losses.py."""
 
 
@@ -55,6 +55,8 @@ class Train:
     """The run's folder. By default runs/EXPERIMENT/ENV/LABEL/seed-N."""
     overwrite: bool = False
     """Delete what the folder holds."""
+    show_diff: str | None = None
+    """Print what differs from this preset, and train nothing."""
     quiet: bool = False
     """Print nothing but errors."""
 
@@ -68,6 +70,8 @@ def train(argv: list[str]) -> int:
             )
     base, source = _base_config(argv)
     args = _parse(Train, argv, "isqn train dqn", Train(config=base))
+    if args.show_diff:
+        return _show_diff(args.config, args.show_diff)
     from isqn.train import run
 
     if not args.quiet:
@@ -79,6 +83,17 @@ def train(argv: list[str]) -> int:
             say(line)
         for folder in folders:
             print(folder)
+    return 0
+
+
+def _show_diff(config: Config, preset: str) -> int:
+    """Settings of a run beside those of a preset, where they differ."""
+    theirs = asdict(preset_config(preset))
+    rows = [(name, str(theirs[name]), str(value)) for name, value in asdict(config).items() if value != theirs[name]]
+    if rows:
+        print(*_table((), [("setting", preset, "this run"), *rows]), sep="\n")
+    else:
+        print(f"nothing differs from {preset}")
     return 0
 
 
@@ -220,6 +235,170 @@ def evaluate(argv: list[str]) -> int:
     return 0
 
 
+@dataclass(frozen=True)
+class StudyOptions:
+    """Train what a study still lacks, and write its report."""
+
+    name: tyro.conf.Positional[str]
+    """A study of the paper (`isqn list studies`), or a file such as mine.toml."""
+    scale: Literal["mini", "paper"] = "mini"
+    """paper: the paper's grid. mini: the same question at a size that two cores answer."""
+    out: Path | None = None
+    """Its folder. By default studies/NAME-SCALE."""
+    tasks: tuple[str, ...] = ()
+    """Only these environments of it."""
+    seeds: tuple[int, ...] = ()
+    """These seeds instead of its own."""
+    engine: Literal["local", "ray", "slurm"] = "local"
+    """Where it runs: processes of this machine, Ray, or SLURM."""
+    workers: int | None = None
+    """Jobs at once. By default one for each core."""
+    seeds_per_job: int = 5
+    """Seeds trained in one program, where the environment is written in JAX."""
+    address: str | None = None
+    """Of a Ray cluster; none: one is started here."""
+    gpus: float = 0.0
+    """GPUs of a Ray job."""
+    cluster: Literal["slurm", "local"] = "slurm"
+    """local: try the SLURM engine on a machine that has no SLURM."""
+    slurm: tuple[str, ...] = ()
+    """More for submitit, as KEY=VALUE: slurm_partition=cpu timeout_min=600."""
+    dry_run: bool = False
+    """List the runs with their parameters, memory and time, and train nothing."""
+    show: bool = False
+    """Print the study as a file."""
+    report: bool = True
+    """Write the report when all is trained; it needs the extra `report`."""
+    quiet: bool = False
+    """Print nothing but errors."""
+
+
+def study(argv: list[str]) -> int:
+    args = _parse(StudyOptions, argv, "isqn study")
+    from isqn.experiments import drive, engines
+    from isqn.experiments.studies import find_study, require_agent
+    from isqn.experiments.study import read_study, to_toml
+
+    asked = read_study(Path(args.name)) if args.name.endswith(".toml") else find_study(args.name, args.scale)
+    asked = asked.only(args.tasks, args.seeds)
+    if args.show:
+        print(to_toml(asked), end="")
+        return 0
+    require_agent(asked)
+    for name in ("workers", "seeds_per_job"):
+        value = getattr(args, name)
+        if value is not None and value < 1:
+            raise UserError(f"--{name.replace('_', '-')} is {value}; it must be at least 1.")
+    workers = args.workers or engines.default_workers()
+    out = args.out or Path("studies") / f"{asked.name}-{asked.scale}"
+    if args.dry_run:
+        return _dry_run(asked, out, workers, args.seeds_per_job)
+    if args.report:
+        from isqn.report import write
+
+        write.require_libraries()
+    with redirect_stdout(sys.stderr):  # ours is for the result, whatever an engine prints
+        engine = engines.make(args.engine, out, workers, args.address, args.gpus, args.cluster, args.slurm)
+        outcome = drive.train(asked, out, engine, seeds_per_job=args.seeds_per_job, quiet=args.quiet)
+    if not args.quiet:
+        say(f"{outcome.finished} of {outcome.total} runs are there")
+    if outcome.failed:
+        for job in outcome.failed:
+            say(f"isqn: {job.name} failed: {drive.last_line(job.log)} (log: {job.log})")
+        return 1
+    return report([str(out)]) if args.report else 0
+
+
+def _dry_run(asked: Any, out: Path, workers: int, seeds_per_job: int) -> int:
+    from isqn.experiments import drive
+    from isqn.train.progress import duration
+
+    rows: list[tuple[str, ...]] = []
+    total = 0.0
+    with redirect_stdout(sys.stderr):
+        planned = drive.estimate(asked, out, workers, seeds_per_job, say)
+    for row in planned:
+        total += row.seconds
+        rows.append(
+            (
+                row.task,
+                row.method,
+                f"{row.runs}",
+                f"{row.to_do}",
+                f"{row.steps:,}",
+                f"{row.parameters:,}",
+                f"{row.memory / 1e9:.2f}",
+                duration(row.seconds) if row.to_do else "",
+            )
+        )
+    header = ("task", "method", "runs", "to train", "steps", "parameters", "GB a job", "time of its jobs")
+    print(*_table(header, rows), sep="\n")
+    runs, left = sum(row.runs for row in planned), sum(row.to_do for row in planned)
+    print(f"{left} of {runs} runs to train: about {duration(total / workers)} with {workers} workers on this machine.")
+    return 0
+
+
+@dataclass(frozen=True)
+class ReportOptions:
+    """Statistics, figures and one self-contained page, from the runs that are there."""
+
+    folder: tyro.conf.Positional[Path]
+    """Of a study, or any folder with runs below it."""
+    out: Annotated[Path | None, tyro.conf.arg(aliases=["-o"])] = None
+    """Where to write. By default FOLDER/report."""
+    baseline: str | None = None
+    """The method that all are divided by, such as TB-DQN."""
+    missing: Literal["fail", "drop", "truncate"] = "fail"
+    """If runs are missing or shorter: refuse, leave out their seeds, or cut all to the shortest."""
+    pool_protocols: bool = False
+    """Compare runs of different protocols all the same."""
+    figure: tuple[str, ...] = ()
+    """Only these figures, such as auc or curves."""
+    watch: float | None = None
+    """Make it anew every so many seconds, while runs are going."""
+    watts_per_core: float = 12.0
+    """For the estimate of energy, like the next three; the defaults are those of Green Algorithms."""
+    watts_per_gigabyte: float = 0.3725
+    """Of memory."""
+    power_usage_effectiveness: float = 1.67
+    """Of the data centre."""
+    grams_per_kilowatt_hour: float = 475.0
+    """Carbon intensity of the electricity."""
+    json: bool = False
+    """Print the headline as JSON."""
+
+
+def report(argv: list[str]) -> int:
+    args = _parse(ReportOptions, argv, "isqn report")
+    from isqn.report import write
+
+    out = args.out or args.folder / "report"
+    if args.watch is not None and args.watch <= 0:
+        raise UserError(f"--watch is {args.watch:g}; it must be a number of seconds above 0.")
+    options = write.Options(
+        missing=args.missing,
+        pool_protocols=args.pool_protocols,
+        watts_per_core=args.watts_per_core,
+        watts_per_gigabyte=args.watts_per_gigabyte,
+        power_usage_effectiveness=args.power_usage_effectiveness,
+        grams_per_kilowatt_hour=args.grams_per_kilowatt_hour,
+    )
+    if args.watch:
+        say(f"{out / 'index.html'} is made anew every {args.watch:g} s; Ctrl-C ends it")
+        write.watch(args.folder, out, options, args.baseline, args.watch)
+    made = write.write(args.folder, out, options, args.baseline, args.figure)
+    headline = made.headline
+    if args.json:
+        rows = [dict(zip(headline.columns, row, strict=True)) for row in headline.rows]
+        print(json.dumps({"title": made.title, "notes": made.notes, "result": rows, "page": str(out / "index.html")}))
+        return 0
+    print(*_table(headline.columns, list(headline.rows)), sep="\n")
+    for note in made.notes:
+        print(note)
+    print(out / "index.html")
+    return 0
+
+
 METRICS = ("effective-rank", "dormant", "target-churn", "gradient-cosine")
 
 
@@ -278,8 +457,7 @@ class Cost:
 
 def cost(argv: list[str]) -> int:
     args = _parse(Cost, argv, "isqn cost")
-    from isqn.analysis.cost import COMPARED
-    from isqn.analysis.cost import cost as cost_of
+    from isqn.analysis.cost import COMPARED, flops_per_update, size
     from isqn.train.run import replay_memory, specification
 
     config = preset_config(args.preset)
@@ -289,7 +467,8 @@ def cost(argv: list[str]) -> int:
     rows = []
     for scheme, k in COMPARED:
         one = config.replace(scheme=scheme, num_bellman_iterations=k)
-        rows.append(cost_of(one, spec, replay_memory(one, spec).total)._asdict())
+        row = {"label": one.label, **size(one, spec)._asdict(), "flops_per_update": flops_per_update(one, spec)}
+        rows.append(row | {"replay_bytes": replay_memory(one, spec).total})
         if not args.json and sys.stderr.isatty():
             print(f"\rcompiling {len(rows)}/{len(COMPARED)} ", end="", file=sys.stderr)
     if args.json:
@@ -347,7 +526,7 @@ def doctor(argv: list[str]) -> int:
     return 0
 
 
-LISTS = ("envs", "presets", "schemes", "losses")
+LISTS = ("envs", "presets", "studies", "schemes", "losses")
 
 
 @dataclass(frozen=True)
@@ -355,7 +534,7 @@ class List:
     """What there is."""
 
     what: tyro.conf.Positional[str]
-    """envs, presets, schemes or losses."""
+    """envs, presets, studies, schemes or losses."""
     json: bool = False
     """Print JSON."""
 
@@ -392,7 +571,17 @@ def _listing(what: str) -> list[dict[str, str]]:
     if what == "envs":
         return [{"id": row.id, "kind": row.kind, "loops": ", ".join(row.loops)} for row in list_environments()]
     if what == "presets":
-        return [{"name": name, "description": preset.description} for name, preset in PRESETS.items()]
+        return [
+            {"name": name, "description": preset.description, "agent": preset.agent, "note": _later(preset.agent)}
+            for name, preset in PRESETS.items()
+        ]
+    if what == "studies":
+        from isqn.experiments.studies import PAPER, QUESTIONS
+
+        return [
+            {"name": name, "paper": paper, "question": question, "note": _later(PAPER[name].get("agent", "dqn"))}
+            for name, (question, paper) in QUESTIONS.items()
+        ]
     if what == "schemes":
         return [
             {
@@ -409,9 +598,15 @@ def _listing(what: str) -> list[dict[str, str]]:
     ]
 
 
+def _later(agent: str) -> str:
+    return "" if agent in AGENTS else f"needs the agent {agent}: not in this version"
+
+
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "train": train,
     "resume": resume,
+    "study": study,
+    "report": report,
     "eval": evaluate,
     "probe": probe,
     "cost": cost,

@@ -19,7 +19,7 @@ from isqn.agents.q_learning import AgentState
 from isqn.data.files import DamagedFile
 from isqn.envs.adapter import Environment, make_environment
 from isqn.experiments.config import Config, from_mapping, read_toml, to_toml
-from isqn.experiments.presets import PRESETS, find_preset, preset_for
+from isqn.experiments.presets import preset_config, preset_for
 from isqn.schemes import TargetScheme, k_of
 from isqn.train import checkpoint, record, run
 from isqn.train.evaluate import Episode, load_agent_state
@@ -49,12 +49,12 @@ class Model:
             raise UserError(f"algorithm {algorithm!r} is not known; online agents are 'dqn', with a loss.")
         self._env = None if isinstance(env, str) else make_environment(env)
         env_id = self._env.spec.id if self._env else str(env)
-        settings = (PRESETS[preset_for(env_id)] if preset == "auto" else find_preset(preset)).fields
+        base = preset_config(preset_for(env_id) if preset == "auto" else preset)
         if scheme is not None:
             fields |= {"scheme": scheme.name, "num_bellman_iterations": k_of(scheme)}
         if self._env:
             fields["loop"] = "host"  # the object that was given is the environment to play
-        self._begin(from_mapping({**settings, "env_id": env_id, **fields}, "isqn.Model"))
+        self._begin(from_mapping({"env_id": env_id, **fields}, "isqn.Model", base))
         self.state: AgentState = jax.jit(self._agent.init)(self.config.seed)
 
     def _begin(self, config: Config, spec: EnvSpec | None = None) -> None:

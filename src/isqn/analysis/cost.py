@@ -19,30 +19,30 @@ COMPARED = (
 )
 
 
-class Cost(NamedTuple):
-    label: str
+class Size(NamedTuple):
     parameters: int  # of the network that learns
     copied_parameters: int  # of the older copies that the scheme keeps
-    flops_per_update: float  # from the compiler's analysis of the compiled update
     network_bytes: int  # parameters and copies
     optimizer_bytes: int
-    replay_bytes: int
+
+    @property
+    def kept_parameters(self) -> int:
+        return self.parameters + self.copied_parameters
 
 
-def cost(config: Config, spec: EnvSpec, replay_bytes: int) -> Cost:
+def size(config: Config, spec: EnvSpec) -> Size:
+    """Of one agent, from its shapes: nothing is compiled or allocated."""
+    state = jax.eval_shape(q_learning.make(config, spec).init, 0)
+    network = (state.params, state.copies, state.statistics)
+    return Size(_count(state.params), _count(state.copies), num_bytes(network), num_bytes(state.optimizer))
+
+
+def flops_per_update(config: Config, spec: EnvSpec) -> float:
+    """From the compiler's analysis of the compiled update."""
     agent = q_learning.make(config, spec)
     state = jax.eval_shape(agent.init, 0)
     compiled = jit(agent.update, donate_argnums=0).lower(state, spec.batch(config.batch_size)).compile()
-    parameters, copied = _count(state.params), _count(state.copies)
-    return Cost(
-        label=config.label,
-        parameters=parameters,
-        copied_parameters=copied,
-        flops_per_update=float((compiled.cost_analysis() or {}).get("flops", math.nan)),
-        network_bytes=num_bytes((state.params, state.copies, state.statistics)),
-        optimizer_bytes=num_bytes(state.optimizer),
-        replay_bytes=replay_bytes,
-    )
+    return float((compiled.cost_analysis() or {}).get("flops", math.nan))
 
 
 def _count(tree: Any) -> int:

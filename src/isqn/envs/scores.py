@@ -75,12 +75,35 @@ IMPALA_10 = tuple("Tutankham" if game == "Qbert" else game for game in OFFLINE_1
 STREAMING_7 = ("BeamRider", "MsPacman", "Pong", "SpaceInvaders", "CrazyClimber", "Breakout", "VideoPinball")
 # Meta-gradient. The authors' branch names Breakout and Asterix; the third is our guess.
 META_3 = ("Breakout", "Asterix", "Tutankham")
+# BatchNorm with a target network. Five games, not named; our choice, spread over the range of scores.
+BATCH_NORM_5 = ("MsPacman", "Pong", "Asterix", "SpaceInvaders", "Breakout")
+# DeepMind Control, "hard" (Lee et al. 2025).
+DMC_HARD_7 = ("dog-run", "dog-stand", "dog-trot", "dog-walk", "humanoid-run", "humanoid-stand", "humanoid-walk")
+
+
+def game_of(env_id: str) -> str:
+    """`Pong` of `ALE/Pong-v5`."""
+    return env_id.removeprefix("ALE/").removesuffix("-v5")
 
 
 def human_normalised(game: str, score: float) -> float:
     """0 is random play, 1 is the human of the table. Takes `Pong` and `ALE/Pong-v5`."""
-    name = game.removeprefix("ALE/").removesuffix("-v5")
+    name = game_of(game)
     if name not in SCORES:
         raise UserError(f"There is no human score for {game!r}; there is one for {', '.join(SCORES)}.")
     _, random, human = SCORES[name]
     return (score - random) / (human - random)
+
+
+# What playing at random returns where there is no human score: `isqn.train.evaluate.random_return`, 1,000 episodes.
+RANDOM_RETURNS = {
+    "CartPole-v1": 22.1,
+    "MountainCar-v0": -200,
+    "Acrobot-v1": -498.9,
+    "MinAtar/Asterix-v1": 0.524,
+    "MinAtar/Breakout-v1": 0.408,
+    "MinAtar/Freeway-v1": 0.381,
+    "MinAtar/Seaquest-v1": 0.111,
+    "MinAtar/SpaceInvaders-v1": 4.036,
+    "isqn/Chain-v0": 0.863,
+}

@@ -12,6 +12,7 @@ import math
 import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
@@ -284,14 +285,14 @@ def to_toml(config: Config) -> str:
     for name, doc in docs().items():
         value = getattr(config, name)
         lines.append(f"# {doc}")
-        lines.append(f"# {name} is not set" if value is None else f"{name} = {_toml_value(value)}")
+        lines.append(f"# {name} is not set" if value is None else f"{name} = {toml_value(value)}")
     return "\n".join(lines) + "\n"
 
 
-def _toml_value(value: Any) -> str:
+def toml_value(value: Any) -> str:
     """JSON's strings, booleans, lists and finite numbers are TOML's too."""
-    if isinstance(value, tuple):
-        return f"[{', '.join(map(_toml_value, value))}]"
+    if isinstance(value, tuple | list):
+        return f"[{', '.join(map(toml_value, value))}]"
     return "inf" if value == math.inf else json.dumps(value, ensure_ascii=False)
 
 
@@ -337,9 +338,15 @@ def read_toml(path: Path) -> Config:
         raise UserError(f"{path} is not valid TOML: {error}.") from None
 
 
+@cache
+def _kinds(schemes: tuple[str, ...], losses: tuple[str, ...]) -> dict[str, Any]:
+    """The types of the fields; two of them are the names that are registered, which a user may add to."""
+    return get_type_hints(Config)
+
+
 def _check_types(config: Config) -> None:
     """What argparse would refuse must not slip in through a file or the Python interface."""
-    for name, kind in get_type_hints(Config).items():
+    for name, kind in _kinds(tuple(SCHEMES), tuple(LOSSES)).items():
         value = getattr(config, name)
         if get_origin(kind) is Literal:
             if value not in get_args(kind):
@@ -355,7 +362,9 @@ def _check_types(config: Config) -> None:
                 continue
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise UserError(f"{flag(name)} is {value!r}; it must be a number.")
-            if math.isinf(value) and name != "checkpoint_minutes":  # for which it means never before an epoch ends
+            value = math.inf if abs(value) > 1e308 else value  # an integer that no float can hold
+            never = value == math.inf and name == "checkpoint_minutes"  # not before an epoch ends
+            if not (math.isfinite(value) or never):
                 raise UserError(f"{flag(name)} is {value}; it must be a finite number.")
             object.__setattr__(config, name, float(value))
         elif kind in (int, bool, str) and type(value) is not kind:

@@ -1,4 +1,9 @@
-"""Named settings. The paper's are its Table 1 (Atari), field by field; the small ones are ours and say so."""
+"""Named settings. The paper's are its Tables 1 to 3 and the text on streaming, field by field; the small ones are ours
+and say so.
+
+A field has the name it has in `Config` where it means the same. Units are in the names: `_steps` agent steps, `_frames`
+frames of the emulator or the simulator, `_updates` gradient steps. What no table says stands apart, with its source.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +12,28 @@ from typing import Any, NamedTuple
 from isqn.experiments.config import Config, nearest
 from isqn.types import UserError
 
+AGENTS = ("dqn",)  # what this version trains; presets of other agents are declared, and refused when used
+
 
 class Preset(NamedTuple):
+    """Settings of `isqn train AGENT`."""
+
     description: str
     fields: dict[str, Any]
+    agent: str = "dqn"
 
 
-# Paper, Table 1: "Shared hyperparameters" and "DQN hyperparameters".
-_ATARI = {
-    "env_id": "ALE/Asterix-v5",
+# Paper, Table 1, "Shared hyperparameters"; 0.25 sticky actions and game over (appendix A) are the protocol's.
+_SHARED = {
     "protocol": "machado2018",
     "discount": 0.99,
     "max_episode_steps": 27_000,
     "reward_clip": 1.0,
     "batch_size": 32,
+}
+# Paper, Table 1, "DQN hyperparameters".
+_ATARI = _SHARED | {
+    "env_id": "ALE/Asterix-v5",
     "epoch_steps": 250_000,
     "target_update_period": 8_000,
     "learning_starts": 20_000,
@@ -34,12 +47,123 @@ _ATARI = {
     "total_timesteps": 25_000_000,  # 100 epochs: 100M frames
     "log_period_steps": 8_000,  # probes are averaged over a target period
 }
+# Paper, Table 1, "CQL hyperparameters", with the network of section 5.2.
+_ATARI_CQL = _SHARED | {
+    "env_id": "ALE/Pong-v5",
+    "torso": "impala",
+    "layer_norm": True,
+    "loss": "cql",
+    "dataset": "rl-unplugged",  # appendix A
+    "dataset_size": 5_000_000,
+    "epoch_updates": 62_500,
+    "target_update_period_updates": 2_000,
+    "learning_rate": 5e-5,
+    "adam_epsilon": 3.125e-4,
+    "conservative_weight": 0.1,
+    # not in the paper
+    "total_updates": 3_125_000,  # 50 epochs, the default of the authors' slimCQL
+}
+# Paper, Table 2.
+_DMC_HARD = {
+    "env_id": "dm_control/dog-walk-v0",
+    "discount": 0.99,
+    "max_episode_frames": 1_000,  # H; with the action repeat, 500 agent steps
+    "action_repeat": 2,
+    "batch_size": 256,
+    "policy_torso": "simbav2-actor",
+    "torso": "simbav2-critic",
+    "head_hidden_size": 512,
+    "activation": "relu",
+    "batch_norm_schemes": ("target-free", "iterated-shared"),
+    "total_timesteps": 500_000,
+    "target_step_size": 5e-3,
+    "learning_starts": 5_000,
+    "buffer_size": 1_000_000,
+    "learning_rate": 1e-4,
+    "learning_rate_end": 1e-5,
+    "optimizer": "adam",
+    "twin_q": False,
+    "num_atoms": 101,
+    "head_weight_discount": 0.25,  # section 5.3
+    # not in the paper; the code of SimbaV2 (Lee et al. 2025), whose details the paper follows
+    "updates_per_step": 2,
+    "target_update_period_updates": 1,
+    "adam_epsilon": 1e-8,
+    "policy_width": 128,
+    "policy_blocks": 1,
+    "critic_width": 512,
+    "critic_blocks": 2,
+    "value_bound": 5.0,  # atoms are spread over [-5, 5]
+    "entropy_temperature_start": 0.01,
+    "target_entropy_per_action": -0.5,
+    # not in the paper; ours
+    "epoch_steps": 10_000,  # 20 episodes
+}
+# Paper, Table 3.
+_WORDLE = {
+    "env_id": "isqn/Wordle-v0",
+    "dataset": "wordle-twitter",
+    "discount": 0.99,
+    "vocabulary_size": 35,
+    "reward_incorrect": -1.0,
+    "reward_correct": 0.0,
+    "batch_size": 1_024,
+    "policy_torso": "gpt2-small",
+    "torso": "gpt2-small",
+    "dropout": 0.1,
+    "head_hidden_size": 1_536,
+    "activation": "relu",  # of the heads; GPT-2 has its own
+    "total_updates": 600_000,
+    "target_step_size": 5e-3,
+    "learning_rate": 1e-5,
+    "optimizer": "adam",
+    "inverse_temperature": 4.0,
+    "conservative_weight": 1e-4,
+    # not in the paper; the code of ILQL (Snell et al. 2023), which the paper's is a fork of
+    "micro_batch_size": 64,  # 16 of them are a batch; that code counts each of them as a step
+    "target_update_period_updates": 1,
+    "adam_epsilon": 1e-8,
+    "twin_q": True,  # without, TB-ILQL would not have the paper's 264M parameters
+    "expectile": 0.7,
+    "max_guesses": 6,
+    # not in the paper; ours
+    "epoch_updates": 10_000,
+}
+# Paper, appendix A, "Streaming RL setup", and section 5.5; what it does not change is Table 1's.
+_ATARI_STREAM = {
+    "env_id": "ALE/Breakout-v5",
+    "protocol": "streaming",  # no-ops at the start, lost lives end episodes, no sticky actions
+    "discount": 0.99,
+    "max_episode_steps": 27_000,
+    "layer_norm": True,
+    "last_hidden_size": 256,
+    "initial_sparsity": 0.9,
+    "optimizer": "obgd",
+    "obgd_kappa": 2.0,
+    "learning_rate": 1.0,
+    "trace_decay": 0.8,
+    "target_update_period": 10,
+    "normalise_observations": True,
+    "normalise_rewards": True,
+    # not in the paper; the code of Stream Q (Elsayed et al. 2024)
+    "torso": "stream",  # strides 5, 3, 2, no padding, leaky ReLU
+    "reward_clip": None,
+    "epsilon_start": 1.0,
+    "epsilon_end": 0.01,
+    "epsilon_decay_steps": 1_250_000,  # its 5 % of a run; 12.5M in the authors' slimStreamQ looks like a slip
+    # not in the paper; the authors' slimStreamQ
+    "epoch_steps": 250_000,
+    "total_timesteps": 25_000_000,
+}
 
 PRESETS: dict[str, Preset] = {
     "atari-cnn-ln": Preset(
         "the paper's main setting: Nature CNN with LayerNorm", _ATARI | {"torso": "nature", "layer_norm": True}
     ),
     "atari-cnn": Preset("Nature CNN without normalisation", _ATARI | {"torso": "nature"}),
+    "atari-batchnorm": Preset(
+        "Nature CNN with BatchNorm after each activation (paper, F.3)", _ATARI | {"torso": "nature", "batch_norm": True}
+    ),
     "atari-impala-ln": Preset("IMPALA with LayerNorm", _ATARI | {"torso": "impala", "layer_norm": True}),
     "atari-smoke": Preset(
         "the paper's main setting, cut short: Atari on a laptop, to see that it runs",
@@ -56,6 +180,10 @@ PRESETS: dict[str, Preset] = {
             "total_timesteps": 10_000,
         },
     ),
+    "atari-cql": Preset("offline CQL on Atari: IMPALA with LayerNorm", _ATARI_CQL, agent="cql"),
+    "atari-stream": Preset("Stream Q(λ) on Atari: no replay, no batches", _ATARI_STREAM, agent="stream-q"),
+    "dmc-hard": Preset("SAC with SimbaV2 on the hard tasks of the DeepMind Control suite", _DMC_HARD, agent="sac"),
+    "wordle": Preset("ILQL with GPT-2 small on Wordle", _WORDLE, agent="ilql"),
     # Ours: the sizes of Young & Tian 2019, the paper's update period and schedule in proportion.
     "minatar": Preset(
         "MinAtar in the compiled loop",
@@ -107,6 +235,10 @@ PRESETS: dict[str, Preset] = {
 }
 
 
+def presets_of(agent: str) -> tuple[str, ...]:
+    return tuple(name for name, preset in PRESETS.items() if preset.agent == agent)
+
+
 def find_preset(name: str) -> Preset:
     if name not in PRESETS:
         raise UserError(f"--preset {name!r} is not known; {nearest(name, PRESETS)}")
@@ -114,7 +246,14 @@ def find_preset(name: str) -> Preset:
 
 
 def preset_config(name: str) -> Config:
-    return Config(**find_preset(name).fields)
+    """The settings of a run of `isqn train dqn`."""
+    preset = find_preset(name)
+    if preset.agent not in AGENTS:
+        raise UserError(
+            f"--preset {name} is for `isqn train {preset.agent}`, which this version does not have; "
+            f"the presets of `isqn train dqn` are {', '.join(presets_of('dqn'))}."
+        )
+    return Config(**preset.fields)
 
 
 def preset_for(env_id: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from importlib.util import find_spec
 from typing import Any
 
@@ -16,7 +15,9 @@ from isqn.types import UserError
 EXTRAS = {
     "atari": ("ale_py", "cv2"),
     "minatar": ("pgx", "minatar"),
-    "report": ("matplotlib",),
+    "report": ("matplotlib", "plotly"),
+    "ray": ("ray",),
+    "slurm": ("submitit",),
     "video": ("imageio", "imageio_ffmpeg"),
     "track": ("tensorboardX", "wandb", "trackio"),
 }
@@ -26,7 +27,6 @@ def examine(config: Config) -> dict[str, Any]:
     """Facts for a person or a bug report. A missing extra is a finding, not a failure."""
     found: dict[str, Any] = {
         **record.provenance(),
-        "cores": os.cpu_count(),
         "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
         "extras": {name: _extra(name, modules) for name, modules in EXTRAS.items()},
         "problem": None,

@@ -14,8 +14,8 @@ import numpy as np
 from isqn.agents.q_learning import Agent, AgentState
 from isqn.compiler import jit
 from isqn.data.files import DamagedFile
-from isqn.envs.adapter import Environment
-from isqn.keys import episode_seed
+from isqn.envs.adapter import Environment, make_environment
+from isqn.keys import episode_seed, host_generator
 from isqn.train import checkpoint
 from isqn.types import EnvSpec, UserError
 
@@ -80,6 +80,21 @@ def evaluate(
             warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)  # JAX's; the child only becomes ffmpeg
             write_video(video, pictures, fps=30, macro_block_size=2)
     return played
+
+
+def random_return(env_id: str, episodes: int = 1_000, seed: int = 0, most_steps: int = 27_000) -> float:
+    """The mean return of uniformly random actions: where the scale of a task begins."""
+    env, rng = make_environment(env_id), host_generator(seed, "random-play")
+    total = 0.0
+    for episode in range(episodes):
+        env.reset(episode_seed(seed, episode))
+        for _ in range(most_steps):
+            _, reward, terminated, truncated = env.step(int(rng.integers(env.spec.num_actions)))
+            total += reward
+            if terminated or truncated:
+                break
+    env.close()
+    return total / episodes
 
 
 def _picture(env: Environment) -> np.ndarray:

@@ -102,36 +102,48 @@ def require_free(run_dir: Path, overwrite: bool = False) -> None:
         raise UserError(f"{run_dir} exists and is not a run; choose another --run-dir.")
 
 
+class Busy(UserError):
+    """Another process is at it."""
+
+
 @contextmanager
 def hold(run_dirs: Iterable[Path]) -> Iterator[None]:
     """Folders, made where they are not there, for this process alone; it ends with the process, however that ends."""
     with ExitStack() as stack:
         for run_dir in run_dirs:
-            with _writable(run_dir):
+            with writable(run_dir):
                 run_dir.mkdir(parents=True, exist_ok=True)
                 handle = os.open(run_dir, os.O_RDONLY)
             stack.callback(os.close, handle)
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise UserError(f"{run_dir} is being trained by another process.") from None
+                raise Busy(f"{run_dir} is being trained by another process.") from None
             except OSError as error:
                 warnings.warn(f"{run_dir} cannot be locked ({error.strerror}): train it only once.", stacklevel=3)
         yield
 
 
+def is_held(run_dir: Path) -> bool:
+    try:
+        with hold([run_dir]):
+            return False
+    except Busy:
+        return True
+
+
 @contextmanager
-def _writable(run_dir: Path) -> Iterator[None]:
+def writable(folder: Path, flag: str = "--run-dir") -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UserError(f"{run_dir} cannot be written ({error.strerror}); choose another --run-dir.") from None
+        raise UserError(f"{folder} cannot be written ({error.strerror}); choose another {flag}.") from None
 
 
 def create_run(run_dir: Path, config: Config, overwrite: bool = False) -> None:
     """Make the folder, or say why not."""
     require_free(run_dir, overwrite)
-    with _writable(run_dir):
+    with writable(run_dir):
         run_dir.mkdir(parents=True, exist_ok=True)
         for path in run_dir.iterdir():  # none, unless they are to be overwritten
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
@@ -149,9 +161,10 @@ def run_state(run_dir: Path) -> str:
 
 def read_summary(run_dir: Path) -> dict[str, Any]:
     try:
-        return json.loads((run_dir / "summary.json").read_text())
+        summary = json.loads((run_dir / "summary.json").read_text())
     except (OSError, ValueError):
         return {}
+    return summary if isinstance(summary, dict) else {}
 
 
 def write_summary(run_dir: Path, summary: dict[str, Any]) -> None:
@@ -173,6 +186,7 @@ def provenance() -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "device": str(jax.devices()[0]),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "xla_flags": os.environ.get("XLA_FLAGS", ""),
         "versions": {name: found for name in packages if (found := _version(name))},
         "git": _git_hash(),

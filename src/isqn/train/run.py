@@ -97,6 +97,11 @@ def replay_memory(config: Config, spec: EnvSpec) -> Memory:
     return Memory(columns=0, frames=size, most_frames=size, compressed=False)
 
 
+def agent_bytes(config: Config, spec: EnvSpec) -> int:
+    """Networks, copies and optimizer of all seeds that are trained at once."""
+    return config.num_seeds * num_bytes(jax.eval_shape(make_agent(config, spec).init, 0))
+
+
 def start(config: Config, run_dir: Path | None = None, *, overwrite: bool = False, quiet: bool = False) -> list[Path]:
     """Train a new run; the folders that it wrote, one for each seed."""
     folders = run_dirs(config, run_dir)
@@ -114,8 +119,7 @@ def start(config: Config, run_dir: Path | None = None, *, overwrite: bool = Fals
 
 def require_possible(config: Config, spec: EnvSpec, *, compiled_loop: bool) -> None:
     """Refuse what cannot run before a folder is made, or an old one deleted, for it."""
-    agent = make_agent(config, spec)
-    size = config.num_seeds * num_bytes(jax.eval_shape(agent.init, 0))
+    size = agent_bytes(config, spec)
     require_memory(
         size,
         f"The network and its optimizer need {size / 1e9:,.1f} GB",
@@ -238,6 +242,28 @@ def _train_compiled(config: Config, folders: list[Path], progress: Progress, sho
     for epochs in compiled.train(config, folders, agent, env, replay, should_stop=should_stop, progress=progress):
         progress.say(_epoch_line(config, epochs))
     finish()
+
+
+def seconds_per_step(config: Config, seconds: float = 1.0) -> float:
+    """Of all its seeds together, once it learns; measured here, after compiling."""
+    if not uses_compiled_loop(config):
+        env = make_environment(config.env_id, protocol=config.protocol)
+        small = config.replace(buffer_size=2_000, learning_starts=1_000)
+        made = replay_factory(small, env.spec)()
+        measured = timing.measure(config, make_agent(config, env.spec), env, made, seconds=seconds / 4)
+        env.close()
+        return measured.seconds_per_step(config)
+    native = make_native(config.env_id)
+    agent, replay = make_agent(config, native.spec), device_replay(config, native.spec)
+    loop, steps = compiled.make_loop(config, agent, native, replay), 100 * config.update_period
+    state = loop.init(jax.numpy.arange(config.seed, config.seed + config.num_seeds))
+
+    def stretch() -> None:
+        nonlocal state
+        state, ended, _ = loop.run(state, 0, num_steps=steps, learning=True)
+        jax.block_until_ready(ended)
+
+    return timing.time_calls(stretch, seconds).median / steps
 
 
 def _shorter(config: Config) -> str:

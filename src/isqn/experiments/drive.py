@@ -1,0 +1,290 @@
+"""Train what a study still lacks: the same run list for every engine."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from isqn.analysis import cost
+from isqn.experiments import worker
+from isqn.experiments.config import Config, read_toml, to_toml
+from isqn.experiments.engines import RETRIES, Engine, Handle, Job, share_cores
+from isqn.experiments.study import Cell, Study, slug
+from isqn.experiments.study import to_toml as study_toml
+from isqn.train import record, run
+from isqn.train.loop import Interrupted
+from isqn.train.progress import duration, say
+from isqn.types import UserError
+
+SEEDS_PER_JOB = 5  # in one compiled program; beyond this a core does no more work a second
+POLL_SECONDS = 0.5
+BASE_BYTES = 400_000_000  # of a process that has started JAX
+
+
+def folders(study: Study, out: Path) -> dict[Path, tuple[Cell, int]]:
+    """Every run of a study."""
+    return {cell.folder(out, seed): (cell, seed) for cell in study.cells() for seed in study.seeds}
+
+
+def jobs(study: Study, out: Path, seeds_per_job: int = SEEDS_PER_JOB) -> list[Job]:
+    """What is left to train. Seeds that were begun together go on together; new ones are put together."""
+    found = []
+    for cell in study.cells():
+        left = [s for s in sorted(study.seeds) if record.run_state(cell.folder(out, s)) != "finished"]
+        new = [s for s in left if "trained_with" not in record.read_summary(cell.folder(out, s))]
+        groups = [_begun_together(cell.folder(out, s)) for s in left if s not in new]
+        together = seeds_per_job if run.uses_compiled_loop(cell.config) else 1
+        groups += [tuple(group) for group in _consecutive(new, together)]
+        for group in dict.fromkeys(groups):
+            found.append(_job(study, cell, group, out))
+    return found
+
+
+def _begun_together(folder: Path) -> tuple[int, ...]:
+    others = record.read_summary(folder).get("trained_with", ["."])
+    return tuple(sorted(read_toml((folder / other).resolve() / "config.toml").seed for other in others))
+
+
+def _consecutive(seeds: list[int], most: int) -> Iterator[list[int]]:
+    """A program's seeds follow one another."""
+    for _, stretch in itertools.groupby(enumerate(seeds), key=lambda pair: pair[1] - pair[0]):
+        members = [seed for _, seed in stretch]
+        yield from (members[i : i + most] for i in range(0, len(members), most))
+
+
+def _job(study: Study, cell: Cell, seeds: tuple[int, ...], out: Path) -> Job:
+    config = cell.config.replace(seed=seeds[0], num_seeds=len(seeds))
+    name = f"{slug(cell.task)}--{slug(cell.method)}--{seeds[0]}" + (f"-{seeds[-1]}" if len(seeds) > 1 else "")
+    return Job(
+        name=name,
+        config=config,
+        method_dir=cell.folder(out, seeds[0]).parent,
+        file=out / "jobs" / f"{name}.toml",
+        log=out / "logs" / f"{name}.log",
+        memory=0,
+    )
+
+
+def require_same(study: Study, out: Path) -> None:
+    """The runs that are there must be those that the study asks for."""
+    for folder, (cell, seed) in folders(study, out).items():
+        if not (folder / "config.toml").is_file():
+            continue
+        there, asked = read_toml(folder / "config.toml"), cell.config.replace(seed=seed)
+        mine = {**there.kept(), "total_timesteps": there.total_timesteps}
+        for name, value in {**asked.kept(), "total_timesteps": asked.total_timesteps}.items():
+            if mine[name] != value and name != "experiment":
+                raise UserError(
+                    f"{folder} has {name} = {mine[name]!r} and the study says {value!r}; choose another --out."
+                )
+
+
+class Outcome(NamedTuple):
+    finished: int
+    total: int
+    failed: list[Job]
+
+
+def train(
+    study: Study, out: Path, engine: Engine, *, seeds_per_job: int = SEEDS_PER_JOB, quiet: bool = False
+) -> Outcome:
+    """Train what is missing. Failed jobs are listed, and hold up no other; Interrupted if asked to stop."""
+    with record.hold([out]):
+        require_same(study, out)
+        record.replace_text(out / "study.toml", study_toml(study))
+        pending = [with_memory(job) for job in jobs(study, out, seeds_per_job)]
+        (out / "jobs").mkdir(exist_ok=True)
+        for job in pending:
+            record.replace_text(job.file, to_toml(job.config))
+        board = Board(study, out, enabled=not quiet)
+        with run.stop_on_signals() as should_stop:
+            try:
+                failed = _drive(pending, engine, board, should_stop)
+            finally:
+                engine.close()
+        states = Counter(record.run_state(folder) for folder in folders(study, out))
+        return Outcome(states["finished"], sum(states.values()), failed)
+
+
+def with_memory(job: Job) -> Job:
+    return job._replace(memory=memory_needed(job.config))
+
+
+def memory_needed(config: Config) -> int:
+    """Of the replay, the network and the process: an estimate to share out memory by."""
+    spec = run.specification(config)
+    return BASE_BYTES + run.replay_memory(config, spec).total + 4 * run.agent_bytes(config, spec)
+
+
+class Planned(NamedTuple):
+    """A line of --dry-run."""
+
+    task: str
+    method: str
+    runs: int
+    to_do: int
+    steps: int  # of a run
+    parameters: int  # kept by a run: with copies
+    memory: int  # bytes of a job
+    seconds: float  # of all its jobs that are left, one after the other
+
+
+def estimate(study: Study, out: Path, workers: int, seeds_per_job: int, tell: Callable[[str], None]) -> list[Planned]:
+    """What is left to train and how long it takes here: measured on the method with the most heads."""
+    share_cores(workers)
+    left: dict[tuple[str, str], list[Job]] = {}
+    for job in jobs(study, out, seeds_per_job):
+        left.setdefault((job.config.env_id, job.method_dir.name), []).append(job)
+    measured: dict[tuple[object, ...], float] = {}
+    rows = []
+    for cell in sorted(study.cells(), key=lambda c: -c.config.target_scheme.num_heads):
+        mine = left.get((cell.task, slug(cell.method)), [])
+        seconds = 0.0
+        for job in mine:
+            key = _like(job.config)
+            if key not in measured:
+                tell(f"measuring {cell.method} on {cell.task}")
+                measured[key] = run.seconds_per_step(job.config)
+            seconds += measured[key] * (cell.config.total_timesteps - steps_done(job.folders[0]))
+        spec = run.specification(cell.config)
+        rows.append(
+            Planned(
+                cell.task,
+                cell.method,
+                len(study.seeds),
+                sum(job.config.num_seeds for job in mine),
+                cell.config.total_timesteps,
+                cost.size(cell.config, spec).kept_parameters,
+                memory_needed(mine[0].config if mine else cell.config),
+                seconds,
+            )
+        )
+    order = [(cell.task, cell.method) for cell in study.cells()]
+    return sorted(rows, key=lambda row: order.index((row.task, row.method)))
+
+
+def _like(config: Config) -> tuple[object, ...]:
+    """Runs that take about as long: other games of a kind; fewer heads, as the paper's appendix B finds."""
+    kind = config.env_id.partition("/")[0]
+    network = (config.torso, config.hidden_sizes, config.width_factor, config.batch_norm, config.compute_dtype)
+    return kind, config.num_seeds, *network, config.analysis, config.meta_gradient, config.batch_size
+
+
+def _drive(pending: list[Job], engine: Engine, board: Board, should_stop: Callable[[], bool]) -> list[Job]:
+    running: dict[Handle, Job] = {}
+    attempts: Counter[str] = Counter()
+    failed: list[Job] = []
+    while pending or running:
+        started = engine.start(pending) if pending else ()
+        running |= {handle: job for job, handle in started}
+        pending = [job for job in pending if job not in running.values()]
+        for handle, job in list(running.items()):
+            code = handle.poll()
+            if code is None:
+                continue
+            del running[handle]
+            attempts[job.name] += code < 0
+            if code == worker.DONE:
+                board.say(f"finished {job.name}")
+            elif code == worker.INTERRUPTED or (code < 0 and attempts[job.name] <= RETRIES):
+                board.say(f"{job.name} was {'stopped' if code > 0 else 'killed'}; it goes on from its checkpoint")
+                pending.append(job)
+            else:
+                failed.append(job)
+                board.say(f"FAILED {job.name}: {last_line(job.log)} (log: {job.log})")
+        board.show(running.values(), len(pending), failed)
+        if should_stop():
+            _stop(running, board)
+            raise Interrupted(f"stopped; the same command goes on with {board.out}")
+        if running:
+            time.sleep(POLL_SECONDS)
+    board.close()
+    return failed
+
+
+def _stop(running: dict[Handle, Job], board: Board) -> None:
+    board.say(f"saving {len(running)} jobs")
+    for handle in running:
+        handle.stop()
+    while any(handle.poll() is None for handle in running):
+        time.sleep(POLL_SECONDS)
+
+
+def last_line(log: Path) -> str:
+    try:
+        lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    except OSError:
+        return "no log"
+    return lines[-1] if lines else "nothing in its log"
+
+
+@dataclass
+class Board:
+    """One table of progress: on a terminal it is drawn anew, in a pipe a line is written when a job ends."""
+
+    study: Study
+    out: Path
+    enabled: bool
+    _began: float = field(default_factory=time.monotonic)
+    _first_steps: int | None = None
+    _drawn: float = -1e9
+    _lines: int = 0
+
+    def say(self, sentence: str) -> None:
+        if self.enabled:
+            self._erase()
+            say(sentence)
+
+    def show(self, running: Iterable[Job], waiting: int, failed: list[Job]) -> None:
+        now = time.monotonic()
+        if not self.enabled or not sys.stderr.isatty() or now - self._drawn < 2:
+            return
+        self._drawn = now
+        lines = self.table(list(running), waiting, failed)
+        self._erase()
+        sys.stderr.write("\n".join(lines) + "\n")
+        sys.stderr.flush()
+        self._lines = len(lines)
+
+    def table(self, running: list[Job], waiting: int, failed: list[Job]) -> list[str]:
+        """The head says all in one line; below it what is running."""
+        progress = {folder: steps_done(folder) for folder in folders(self.study, self.out)}
+        goal = sum(cell.config.total_timesteps for cell, _ in folders(self.study, self.out).values())
+        done = sum(progress.values())
+        if self._first_steps is None:
+            self._first_steps, self._began = done, time.monotonic()
+        rate = (done - self._first_steps) / max(time.monotonic() - self._began, 1e-9)
+        finished = sum(record.run_state(folder) == "finished" for folder in progress)
+        left = duration((goal - done) / rate) if rate > 0 else "not known yet"
+        head = (
+            f"{self.study.name}: done {finished}/{len(progress)} runs · running {len(running)} jobs · waiting {waiting}"
+            f" · failed {len(failed)} · {rate:,.0f} steps/s · {left} left"
+        )
+        rows = [f"  {job.name}  {sum(progress.get(f, 0) for f in job.folders) / job.steps:.0%}" for job in running[:20]]
+        return [head, *rows]
+
+    def _erase(self) -> None:
+        if self._lines:
+            sys.stderr.write(f"\x1b[{self._lines}A\x1b[J")
+            self._lines = 0
+
+    def close(self) -> None:
+        self._erase()
+
+
+def steps_done(folder: Path) -> int:
+    """How far a run is, by the last row of its metrics."""
+    try:
+        with (folder / "metrics.csv").open("rb") as file:
+            file.seek(0, 2)
+            file.seek(max(0, file.tell() - 2_000))
+            lines = file.read().decode(errors="replace").split("\n")[:-1]
+        return int(lines[-1].split(",")[0])
+    except (OSError, ValueError, IndexError):
+        return 0

@@ -1,0 +1,330 @@
+"""Where the jobs of a study run: processes of this machine, a Ray cluster, or SLURM by submitit.
+
+An engine starts a job and says how it ended; what to start, and what to do when it ended badly, is `drive.py`'s. All
+three run the same command in a process of its own, and its folder must be seen from everywhere.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import psutil
+
+from isqn.experiments import worker
+from isqn.experiments.config import Config
+from isqn.types import UserError
+
+RETRIES = 3  # of a job whose process was killed
+LOST = -signal.SIGKILL  # the exit code of a process that ended without one
+
+
+class Job(NamedTuple):
+    """Some seeds of one method on one task, trained in one program."""
+
+    name: str
+    config: Config  # of all its seeds
+    method_dir: Path
+    file: Path  # holds the config
+    log: Path
+    memory: int = 0  # bytes that it will need
+
+    @property
+    def folders(self) -> list[Path]:
+        return [self.method_dir / f"seed-{self.config.seed + index}" for index in range(self.config.num_seeds)]
+
+    @property
+    def steps(self) -> int:
+        return self.config.total_timesteps * self.config.num_seeds
+
+
+class Handle(Protocol):
+    """A job that was started."""
+
+    def poll(self) -> int | None:
+        """Its exit code; below 0 if it was killed or lost; None while it goes on."""
+
+    def stop(self) -> None:
+        """Ask it to save and stop."""
+
+
+class Engine(Protocol):
+    def start(self, jobs: Sequence[Job]) -> Sequence[tuple[Job, Handle]]:
+        """Start as many of the jobs as there is room for; the others are offered again."""
+
+    def close(self) -> None: ...
+
+
+# -- processes of this machine -----------------------------------------------------------------------------
+
+
+class Local:
+    """A pool of processes. The cores are shared out evenly, and the GPUs in turn."""
+
+    def __init__(self, workers: int):
+        self._cores = [cores_of(slot, workers) for slot in range(workers)]
+        self._gpus = visible_gpus()
+        self._slots: list[LocalHandle | None] = [None] * workers
+        self._memory = 0.9 * psutil.virtual_memory().available
+
+    def start(self, jobs: Sequence[Job]) -> Sequence[tuple[Job, LocalHandle]]:
+        started = []
+        for job in jobs:
+            running = [handle for handle in self._slots if handle is not None and handle.poll() is None]
+            needed = job.memory + sum(handle.memory for handle in running)
+            if len(running) == len(self._slots) or (running and needed > self._memory):
+                continue  # a smaller one may fit; one that is too large even alone refuses by itself
+            slot = next(s for s, handle in enumerate(self._slots) if handle not in running)
+            environment = gpu_environment(slot, len(self._slots), self._gpus)
+            process = _spawn(job.file, job.method_dir, job.log, environment)
+            if self._cores[slot]:  # XLA makes as many threads as there are cores to run on
+                os.sched_setaffinity(process.pid, self._cores[slot])
+            self._slots[slot] = handle = LocalHandle(process, job.memory)
+            started.append((job, handle))
+        return started
+
+    def close(self) -> None:
+        pass
+
+
+class LocalHandle(NamedTuple):
+    process: subprocess.Popen[bytes]
+    memory: int
+
+    def poll(self) -> int | None:
+        code = self.process.poll()
+        if code is not None:
+            _end(self.process)
+        return code
+
+    def stop(self) -> None:
+        self.process.terminate()
+
+
+def cores_of(slot: int, workers: int) -> list[int]:
+    """An even share of the cores this process may use; none where the system does not tell."""
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    each = max(1, len(cores) // workers)
+    return cores[slot * each % len(cores) :][:each] if cores else []
+
+
+def share_cores(workers: int) -> None:
+    """Let this process have what one of so many workers would have: to measure as they will run."""
+    if cores := cores_of(0, workers):
+        os.sched_setaffinity(0, cores)
+
+
+def _spawn(job_file: Path, method_dir: Path, log: Path, environment: dict[str, str]) -> subprocess.Popen[bytes]:
+    """The pipe to its standard input closes when this process ends, however it ends."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as file:
+        return subprocess.Popen(
+            worker.command(job_file, method_dir),
+            stdin=subprocess.PIPE,
+            stdout=file,
+            stderr=file,
+            env={**os.environ, **environment},
+            start_new_session=True,  # Ctrl-C is for us, who then stop it
+        )
+
+
+def visible_gpus() -> list[str]:
+    """The names CUDA gives them, without starting a device."""
+    if "CUDA_VISIBLE_DEVICES" in os.environ:
+        return [name for name in os.environ["CUDA_VISIBLE_DEVICES"].split(",") if name.strip()]
+    if shutil.which("nvidia-smi") is None:
+        return []
+    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False).stdout
+    return [str(index) for index, line in enumerate(listed.splitlines()) if line.startswith("GPU ")]
+
+
+def gpu_environment(slot: int, slots: int, gpus: Sequence[str]) -> dict[str, str]:
+    """Which GPU the job of a slot sees, and how much of its memory JAX may take at the start."""
+    if not gpus:
+        return {}
+    sharing = math.ceil(slots / len(gpus))
+    return {
+        "CUDA_VISIBLE_DEVICES": gpus[slot % len(gpus)],
+        "XLA_PYTHON_CLIENT_MEM_FRACTION": f"{0.9 / sharing:.2f}",
+    }
+
+
+# -- what Ray and SLURM run on another machine ---------------------------------------------------------------
+
+
+def execute(job_file: Path, method_dir: Path, log: Path) -> int:
+    """A job from beginning to end, as seen from the process that a scheduler gave us; its exit code."""
+    process = _spawn(job_file, method_dir, log, {})
+    try:
+        return process.wait()
+    finally:  # the scheduler may stop us by an exception in here
+        _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Let it save and stop, if it has not."""
+    process.terminate()
+    process.wait()
+    if process.stdin:
+        process.stdin.close()
+
+
+# -- Ray ------------------------------------------------------------------------------------------------------
+
+
+class Ray:
+    """Tasks of a cluster, or of one that is started here. Ray itself starts a task again if its worker is lost."""
+
+    def __init__(self, workers: int, address: str | None, gpus: float):
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no telemetry
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        self._ray = _import("ray", "ray")
+        quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
+        try:
+            if address:
+                self._ray.init(address=address, **quiet)
+            else:
+                cores = max(workers, os.cpu_count() or 1)
+                here: dict[str, Any] = {"address": "local", "_node_ip_address": "127.0.0.1", "include_dashboard": False}
+                self._ray.init(num_cpus=cores, **here, **quiet)
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            raise UserError(f"--address {address} is not a Ray cluster that answers: {error}.") from None
+        cpus = max(1, (os.cpu_count() or 1) // workers) if not address else 1
+        self._task = self._ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=RETRIES)(execute)
+
+    def start(self, jobs: Sequence[Job]) -> Sequence[tuple[Job, RayHandle]]:
+        """All of them: Ray waits for room."""
+        return [(job, RayHandle(self._ray, self._task.remote(job.file, job.method_dir, job.log))) for job in jobs]
+
+    def close(self) -> None:
+        self._ray.shutdown()
+
+
+class RayHandle(NamedTuple):
+    ray: Any
+    reference: Any
+
+    def poll(self) -> int | None:
+        done, _ = self.ray.wait([self.reference], timeout=0)
+        if not done:
+            return None
+        try:
+            return int(self.ray.get(self.reference))
+        except self.ray.exceptions.TaskCancelledError:
+            return worker.INTERRUPTED
+        except self.ray.exceptions.RayError:
+            return LOST
+
+    def stop(self) -> None:
+        self.ray.cancel(self.reference)
+
+
+# -- SLURM -----------------------------------------------------------------------------------------------------
+
+
+class Slurm:
+    """Jobs of an array. `cluster="local"` runs the same without SLURM, to try it."""
+
+    def __init__(self, folder: Path, workers: int, cluster: str, parameters: dict[str, Any]):
+        submitit = _import("submitit", "slurm")
+        self._room = workers if cluster == "local" else math.inf  # SLURM waits for room by itself
+        self._started: list[SlurmHandle] = []
+        try:
+            self._executor = submitit.AutoExecutor(folder=folder, cluster=cluster)
+        except (RuntimeError, ValueError) as error:
+            raise UserError(f"--engine slurm cannot start: {str(error).partition(chr(10))[0]}") from None
+        defaults = {"name": "isqn", "timeout_min": 24 * 60, "cpus_per_task": 1}
+        if cluster != "local":
+            defaults["slurm_array_parallelism"] = workers
+        try:
+            self._executor.update_parameters(**defaults | parameters)
+        except (NameError, TypeError, ValueError) as error:
+            raise UserError(f"--slurm: {str(error).partition(chr(10))[0]}") from None
+
+    def start(self, jobs: Sequence[Job]) -> Sequence[tuple[Job, SlurmHandle]]:
+        self._started = [handle for handle in self._started if handle.poll() is None]
+        chosen = jobs[: int(min(len(jobs), self._room - len(self._started)))]
+        if not chosen:
+            return []
+        with self._executor.batch():
+            submitted = [self._executor.submit(Preemptible(), job.file, job.method_dir, job.log) for job in chosen]
+        handles = [SlurmHandle(job) for job in submitted]
+        self._started += handles
+        return list(zip(chosen, handles, strict=True))
+
+    def close(self) -> None:
+        pass
+
+
+class Preemptible:
+    """What submitit runs, and requeues when the job is preempted or its time is over."""
+
+    process: subprocess.Popen[bytes] | None = None
+
+    def __call__(self, job_file: Path, method_dir: Path, log: Path) -> int:
+        self.process = _spawn(job_file, method_dir, log, {})
+        try:
+            return self.process.wait()
+        finally:
+            _end(self.process)
+
+    def checkpoint(self, *arguments: Any) -> Any:
+        """Called when the signal comes: let the run save, and queue the same again."""
+        from submitit.helpers import DelayedSubmission
+
+        if self.process is not None and self.process.returncode is None:
+            self.process.terminate()
+            # this runs inside the call above, which is waiting and holds the lock of Popen
+            os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT)
+        return DelayedSubmission(Preemptible(), *arguments)
+
+
+class SlurmHandle(NamedTuple):
+    job: Any
+
+    def poll(self) -> int | None:
+        if not self.job.done():
+            return None
+        try:
+            return int(self.job.result())
+        except Exception:  # submitit's many: killed, out of memory, lost, failed
+            return LOST
+
+    def stop(self) -> None:
+        self.job.cancel(check=False)
+
+
+def _import(name: str, extra: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        raise UserError(f'--engine {extra} needs `pip install "isqn[{extra}]"`.') from None
+
+
+def make(
+    name: str, out: Path, workers: int, address: str | None, gpus: float, cluster: str, parameters: Sequence[str]
+) -> Engine:
+    """By the words of the command line."""
+    if name == "local":
+        return Local(workers)
+    if name == "ray":
+        return Ray(workers, address, gpus)
+    given: dict[str, Any] = {}
+    for word in parameters:
+        key, equals, value = word.partition("=")
+        if not equals:
+            raise UserError(f"--slurm {word!r} is not of the form KEY=VALUE, such as slurm_partition=cpu.")
+        given[key] = int(value) if value.lstrip("-").isdigit() else value
+    return Slurm(out / "logs" / "submitit", workers, cluster, given)
+
+
+def default_workers() -> int:
+    """One for each core: two runs with a core each do half again as much as one run on both."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,251 @@
+"""The paper's figures as studies, at two scales.
+
+`paper` is the paper's grid. `mini` asks the same question at a size that two cores answer: its periods, learning
+rates and lengths were chosen on seeds 0 to 2 (results/tuning-*.csv), and it runs on seeds that nobody had looked at.
+Where the paper does not name its games or values, the choice is ours, and docs/deviations.md says so.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from isqn.envs.scores import ATARI_15, BATCH_NORM_5, DMC_HARD_7, IMPALA_10, META_3, OFFLINE_10, STREAMING_7
+from isqn.experiments.config import nearest
+from isqn.experiments.presets import AGENTS
+from isqn.experiments.study import Study
+from isqn.types import UserError
+
+Table = dict[str, Any]
+
+TB: Table = {"scheme": "target-based"}
+TF: Table = {"scheme": "target-free"}
+
+
+def iterated(*k: int) -> Table:
+    return {"scheme": "iterated-shared", "num_bellman_iterations": list(k) if len(k) > 1 else k[0]}
+
+
+def games(*names: str) -> tuple[Table, ...]:
+    return tuple({"env_id": f"ALE/{name}-v5"} for name in names)
+
+
+PAPER_METHODS = (TB, TF, iterated(1, 3, 9, 49))
+APPENDIX_D: Table = {"preset": "atari-cnn-ln", "total_timesteps": 10_000_000}  # 40M frames
+PERIODS: Table = {"target_update_period": [2_000, 4_000, 8_000, 16_000, 32_000]}
+WIDTHS: Table = {"width_factor": [0.5, 1.0, 2.0]}
+TYPES: Table = {"compute_dtype": ["float32", "bfloat16"]}
+
+MINI_METHODS = (TB, TF, iterated(1, 3, 9))
+FRESH = tuple(range(10, 15))
+CLASSIC: tuple[Table, ...] = (
+    {"env_id": "Acrobot-v1", "update_period": 4, "learning_rate": 1e-3, "target_update_period": 200},
+    {"env_id": "CartPole-v1", "update_period": 4, "learning_rate": 3e-4, "target_update_period": 40},
+)
+MINATAR: tuple[Table, ...] = tuple(
+    {"env_id": f"MinAtar/{game}-v1", "total_timesteps": 500_000} for game in ("Asterix", "Breakout", "SpaceInvaders")
+)
+NORMALISED: Table = {"layer_norm": True}
+MINI_PERIODS: Table = {"target_update_period": [20, 40, 100, 200, 400, 1_000]}
+
+QUESTIONS = {
+    "online-ln": (
+        "With LayerNorm, what does removing the target network cost, and do K linear heads win it back?",
+        "Figure 3; appendix F.1",
+    ),
+    "online-plain": (
+        "Without normalisation, what does removing the target network cost, and do K linear heads win it back?",
+        "Figure 4, middle and right; appendix F.3",
+    ),
+    "online-impala": ("Does a richer torso carry more heads?", "Figure 4, left; appendix F.2"),
+    "online-batchnorm": ("Does BatchNorm help or harm, with a target network and without?", "appendix F.3, right"),
+    "offline": ("Does it hold on a fixed dataset?", "Figure 5; appendix F.4"),
+    "continuous": ("Does it hold for actor-critic learning of continuous control?", "Figure 6; appendix F.5"),
+    "language": ("Does it hold for a language model?", "Figure 7"),
+    "streaming": ("Does it hold without a replay?", "Figure 8"),
+    "mellowmax": ("Does it hold for another operator than the maximum?", "appendix D.1"),
+    "ablation-period": ("How much does the target update period T matter?", "appendix D.2"),
+    "ablation-heads": ("How much do the number of heads and the width of the features matter?", "appendix D.3"),
+    "meta": ("Which Bellman updates matter, if their weights are learned?", "appendix D.4"),
+    "mixed-precision": ("Does it hold in half the precision?", "appendix D.5"),
+    "analysis": ("Why does it work: gradients, target churn, rank of the features, dormant units?", "Figure 9"),
+    "training-time": ("What does an update cost?", "appendix B"),
+}
+
+
+PAPER: dict[str, Table] = {
+    "online-ln": {"tasks": games(*ATARI_15), "methods": PAPER_METHODS, "settings": {"preset": "atari-cnn-ln"}},
+    "online-plain": {"tasks": games(*ATARI_15), "methods": PAPER_METHODS, "settings": {"preset": "atari-cnn"}},
+    "online-impala": {"tasks": games(*IMPALA_10), "methods": PAPER_METHODS, "settings": {"preset": "atari-impala-ln"}},
+    "online-batchnorm": {
+        "tasks": games(*BATCH_NORM_5),
+        "methods": ({**TB, "batch_norm": [False, True]},),
+        "settings": {"preset": "atari-cnn"},
+        "baseline": "TB-DQN, no BN",
+    },
+    "offline": {
+        "agent": "cql",
+        "tasks": games(*OFFLINE_10),
+        "methods": (TB, TF, iterated(1, 9), {"scheme": "ensemble-shared", "num_bellman_iterations": 5}),
+        "settings": {"preset": "atari-cql"},
+        "baseline": "TB-CQL",
+    },
+    "continuous": {
+        "agent": "sac",
+        "tasks": tuple({"env_id": f"dm_control/{task}-v0"} for task in DMC_HARD_7),
+        "methods": (TB, TF, iterated(1, 9)),
+        "settings": {"preset": "dmc-hard"},
+        "baseline": "TB-SAC",
+        "seeds": tuple(range(10)),
+    },
+    "language": {
+        "agent": "ilql",
+        "tasks": ({"env_id": "isqn/Wordle-v0"},),
+        "methods": (TB, TF, iterated(1, 9)),
+        "settings": {"preset": "wordle"},
+        "baseline": "TB-ILQL",
+    },
+    "streaming": {
+        "agent": "stream-q",
+        "tasks": games(*STREAMING_7),
+        "methods": (TF, iterated(1, 3, 9)),
+        "settings": {"preset": "atari-stream"},
+        "baseline": "TF-Stream Q(λ)",
+    },
+    "mellowmax": {
+        "tasks": (
+            {"env_id": "ALE/Breakout-v5", "mellowmax_temperature": 1_000.0},
+            {"env_id": "ALE/Seaquest-v5", "mellowmax_temperature": 30.0},
+        ),
+        "methods": (TB, TF, iterated(1, 9)),
+        "settings": {**APPENDIX_D, "loss": "mellowmax"},
+        "baseline": "TB-Mellow",
+    },
+    "ablation-period": {
+        "tasks": games("Tutankham"),
+        "methods": ({**TB, **PERIODS}, TF, {**iterated(9), **PERIODS}),
+        "settings": APPENDIX_D,
+        "along": "target_update_period",
+        "baseline": "TB-DQN, T=8000",
+    },
+    "ablation-heads": {
+        "tasks": games("CrazyClimber", "Tutankham"),
+        "methods": ({**TF, **WIDTHS}, {**iterated(1, 3, 9, 29, 49), **WIDTHS}),
+        "settings": APPENDIX_D,
+        "along": "num_bellman_iterations",
+        "panels": "width_factor",
+        "baseline": "TF-DQN",
+    },
+    "meta": {
+        "tasks": games(*META_3),
+        "methods": (iterated(1, 9), {**iterated(9), "meta_gradient": "adam"}),
+        "settings": APPENDIX_D,
+        "baseline": "iS-DQN K=9",
+    },
+    "mixed-precision": {
+        "tasks": games("Breakout"),
+        "methods": ({**TB, **TYPES}, {**TF, **TYPES}, {**iterated(1, 9), **TYPES}),
+        "settings": APPENDIX_D,
+        "panels": "compute_dtype",
+    },
+    "analysis": {
+        "tasks": games(*ATARI_15),
+        "methods": (TB, TF, iterated(1, 9)),
+        "settings": {"preset": "atari-cnn-ln", "analysis": True},
+    },
+    "training-time": {
+        "tasks": games("Asterix"),
+        "methods": PAPER_METHODS,
+        "settings": {"preset": "atari-cnn-ln"},
+        "seeds": (0,),
+        "flops": True,
+    },
+}
+
+MINI: dict[str, Table] = {
+    "online-ln": {"tasks": (*CLASSIC, *MINATAR), "methods": MINI_METHODS, "settings": NORMALISED},
+    "online-plain": {"tasks": (*CLASSIC, *MINATAR), "methods": MINI_METHODS},
+    # a richer torso: twice the width of the other studies
+    "online-impala": {
+        "tasks": CLASSIC,
+        "methods": (TB, TF, iterated(1, 9, 49)),
+        "settings": {**NORMALISED, "hidden_sizes": [256, 256]},
+    },
+    "online-batchnorm": {
+        "tasks": CLASSIC,
+        "methods": tuple({**method, "batch_norm": [False, True]} for method in (TB, TF, iterated(9))),
+        "baseline": "TB-DQN, no BN",
+    },
+    "mellowmax": {
+        "tasks": CLASSIC,
+        "methods": (TB, TF, iterated(1, 9)),
+        "settings": {**NORMALISED, "loss": "mellowmax", "mellowmax_temperature": 30.0},
+        "baseline": "TB-Mellow",
+    },
+    "ablation-period": {
+        "tasks": CLASSIC,
+        "methods": ({**TB, **MINI_PERIODS}, TF, {**iterated(1), **MINI_PERIODS}, {**iterated(9), **MINI_PERIODS}),
+        "settings": NORMALISED,
+        "along": "target_update_period",
+        "baseline": "TB-DQN, T=200",
+    },
+    "ablation-heads": {
+        "tasks": CLASSIC,
+        "methods": ({**TF, **WIDTHS}, {**iterated(1, 3, 9, 29, 49), **WIDTHS}),
+        "settings": NORMALISED,
+        "along": "num_bellman_iterations",
+        "panels": "width_factor",
+        "baseline": "TF-DQN",
+    },
+    "meta": {
+        "tasks": tuple({**task, "meta_learning_rate": task["learning_rate"]} for task in CLASSIC),
+        # the weights learn as fast as the network, as in the authors' code
+        "methods": (iterated(1, 9), {**iterated(9), "meta_gradient": "adam"}),
+        "settings": NORMALISED,
+        "baseline": "iS-DQN K=9",
+    },
+    "mixed-precision": {
+        "tasks": CLASSIC,
+        "methods": ({**TB, **TYPES}, {**TF, **TYPES}, {**iterated(1, 9), **TYPES}),
+        "settings": NORMALISED,
+        "panels": "compute_dtype",
+    },
+    "analysis": {
+        "tasks": (CLASSIC[0], {**MINATAR[1], "total_timesteps": 250_000}),
+        "methods": (TB, TF, iterated(1, 9)),
+        "settings": {**NORMALISED, "analysis": True, "log_period_steps": 5_000},
+    },
+    # the paper's setting, long enough to measure its speed
+    "training-time": {
+        "tasks": games("Asterix"),
+        "methods": PAPER_METHODS,
+        "settings": {
+            "preset": "atari-cnn-ln",
+            "total_timesteps": 2_000,
+            "epoch_steps": 500,
+            "log_period_steps": 200,
+            "learning_starts": 200,
+            "buffer_size": 5_000,
+        },
+        "seeds": (10,),
+        "flops": True,
+    },
+}
+
+
+def find_study(name: str, scale: str) -> Study:
+    if name not in QUESTIONS:
+        raise UserError(f"There is no study {name!r}; {nearest(name, QUESTIONS)} A study of your own is a .toml file.")
+    fields = MINI[name] if scale == "mini" and name in MINI else PAPER[name]  # declared ones have no mini scale yet
+    scale = "mini" if fields is MINI.get(name) else "paper"
+    question, paper = QUESTIONS[name]
+    defaults: Table = {"baseline": "TB-DQN", "seeds": FRESH if scale == "mini" else tuple(range(5))}
+    return Study(name=name, question=question, paper=paper, scale=scale, **defaults | fields)
+
+
+def require_agent(study: Study) -> None:
+    """Declared studies say so when they are run."""
+    if study.agent not in AGENTS:
+        raise UserError(
+            f"The study {study.name} needs the agent {study.agent}, which this version does not have; "
+            "`isqn list studies` shows which can be run."
+        )

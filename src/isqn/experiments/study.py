@@ -1,0 +1,356 @@
+"""A study: one question, asked of some methods on some tasks over some seeds. Data only, and a TOML file as well.
+
+The settings of a run are those of a preset, then of the study, of the task, of the task for one scheme, and of the
+method; each may change what comes before it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import tomllib
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple, get_origin, get_type_hints
+
+from isqn.experiments.config import MOST_SEED, Config, from_mapping, nearest, nearest_path, toml_value
+from isqn.experiments.presets import AGENTS, PRESETS, preset_config, preset_for, presets_of
+from isqn.schemes import SCHEMES
+from isqn.types import UserError
+
+FIELDS = get_type_hints(Config)
+LISTS = {name for name, kind in FIELDS.items() if get_origin(kind) is tuple}
+NUMBERS = [name for name, kind in FIELDS.items() if kind in (int, float, float | None)]
+OF_A_STUDY = {"env_id": "tasks", "seed": "seeds", "num_seeds": "seeds", "experiment": "name"}  # what says it there
+HELP = "the settings are those of `isqn train dqn --help`."
+SETTINGS = [name for name in FIELDS if name not in OF_A_STUDY]
+SCORES = ("random_score", "reference_score")
+OF_A_TASK = ("env_id", *SCORES, *SCHEMES)
+SHORT = {
+    "num_bellman_iterations": "K={}",
+    "target_update_period": "T={}",
+    "learning_rate": "lr={:g}",
+    "width_factor": "width x{:g}",
+    "compute_dtype": "{}",
+}
+SWITCHES = {"layer_norm": "LN", "batch_norm": "BN", "analysis": "analysis"}
+
+
+@dataclass(frozen=True)
+class Study:
+    name: str
+    question: str
+    baseline: str
+    """The method by whose IQM the AUCs are divided."""
+    seeds: tuple[int, ...]
+    tasks: tuple[dict[str, Any], ...]
+    """`env_id`, maybe `random_score` and `reference_score`, settings, and a table of settings for a scheme."""
+    methods: tuple[dict[str, Any], ...]
+    """Settings, and maybe a `name`; a list of values makes a method of each."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Of all runs; maybe `preset`."""
+    scale: str = "own"
+    paper: str = ""
+    """Which figure of the paper asks the same."""
+    along: str = ""
+    """The setting on the x axis of an ablation."""
+    panels: str = ""
+    """The setting whose values stand side by side, each divided by its own baseline."""
+    flops: bool = False
+    """Also count the work of an update."""
+    agent: str = "dqn"
+    """What learns."""
+
+    def __post_init__(self) -> None:
+        where = f"study {self.name}"
+        for name in ("name", "scale"):
+            _require_folder_name(getattr(self, name), f"{where}: {name}")
+        agents = dict.fromkeys(preset.agent for preset in PRESETS.values())
+        _require_one_of(agents, self.agent, f"{where}: agent", "an agent")
+        for name in ("seeds", "tasks", "methods"):
+            if not getattr(self, name):
+                raise UserError(f"{where}: {name} is empty; give at least one.")
+        seeds = {seed for seed in self.seeds if type(seed) is int and 0 <= seed <= MOST_SEED}
+        if len(seeds) < len(self.seeds):
+            raise UserError(
+                f"{where}: seeds is {list(self.seeds)}; they must be different whole numbers from 0 to {MOST_SEED}."
+            )
+        self._check_settings(self.settings, f"{where}: settings")
+        for task in self.tasks:
+            self._check_task(task)
+        for number, method in enumerate(self.methods, start=1):
+            self._check_method(method, f"{where}: method {number}")
+        _require_different([task["env_id"] for task in self.tasks], f"{where}: the tasks", "leave one of them out")
+        if self.agent in AGENTS:  # the methods of others are settings that this version does not have
+            self._check_grid(where)
+
+    def _check_settings(self, table: dict[str, Any], where: str, *more: str) -> None:
+        """The names, and that a file can hold the values; what a value may be is for `Config` to say."""
+        known = ("preset", *SETTINGS, *more)
+        for key, value in table.items():
+            if self.agent in AGENTS and key not in known:
+                said = f"a study says it by `{OF_A_STUDY[key]}`." if key in OF_A_STUDY else ""
+                hint = said or nearest(key, known, HELP)
+                raise UserError(f"{where} sets {key!r}, which is not a setting there; {hint}")
+            if key not in more and not _is_plain(value):
+                raise UserError(
+                    f"{where}: {key} is {value!r}; it must be a text, a number, true or false, or a list of those."
+                )
+        if "preset" in table:
+            preset = table["preset"]
+            if not isinstance(preset, str):
+                raise UserError(f"{where}: preset is {preset!r}; it must be a text.")
+            _require_one_of(presets_of(self.agent), preset, f"{where}: preset", f"a preset of the agent {self.agent}")
+
+    def _check_task(self, task: dict[str, Any]) -> None:
+        env_id = task.get("env_id")
+        if not isinstance(env_id, str):
+            raise UserError(f"study {self.name}: a task has no env_id; `isqn list envs` shows what there is.")
+        where = f"study {self.name}, {env_id}"
+        _require_folder_name(env_id, f"{where}: env_id")
+        self._check_settings(task, where, *OF_A_TASK)
+        for key in SCORES:
+            score = task.get(key, 0)
+            if type(score) not in (int, float) or not _is_plain(score) or score == math.inf:
+                raise UserError(f"{where}: {key} is {score!r}; it must be a number.")
+        random, reference = task.get("random_score", -math.inf), task.get("reference_score", math.inf)
+        if random >= reference:
+            raise UserError(f"{where}: random_score is {random}; it must be below reference_score ({reference}).")
+        for scheme in SCHEMES:
+            table = task.get(scheme, {})
+            if not isinstance(table, dict) or "scheme" in table:
+                raise UserError(f"{where}: {scheme} is {table!r}; it must be a table of other settings.")
+            self._check_settings(table, f"{where}, {scheme}")
+
+    def _check_method(self, method: dict[str, Any], where: str) -> None:
+        self._check_settings(method, where, "name")
+        if not isinstance(method.get("name", ""), str):
+            raise UserError(f"{where}: name is {method['name']!r}; it must be a text.")
+        for key in method:
+            if not _values(method, key):
+                raise UserError(f"{where}: {key} is an empty list; give at least one value.")
+
+    def _check_grid(self, where: str) -> None:
+        """Every method has a name and a place, and these are the same on every task."""
+        if self.along:
+            _require_one_of(NUMBERS, self.along, f"{where}: along", "a setting that is a number", HELP)
+        if self.panels:
+            _require_one_of(SETTINGS, self.panels, f"{where}: panels", "a setting", HELP)
+        first = self.cells()[: len(self.cells()) // len(self.tasks)]  # on the first task
+        for one, same in zip(itertools.cycle(first), self.cells(), strict=False):
+            if one.place != same.place:
+                raise UserError(
+                    f"{where}: what is {one.place!r} on {one.task} is {same.place!r} on {same.task}; "
+                    "let the method say what they differ in."
+                )
+        for cell in first:
+            _require_folder_name(cell.method, f"{where}: the name of a method")
+        _require_different([cell.method for cell in first], f"{where}: the methods", "give one of them another `name`")
+        for panel in dict.fromkeys(cell.panel for cell in first):
+            names = [cell.in_panel for cell in first if cell.panel == panel]
+            here = f"{where}, {panel}" if panel else where
+            _require_different(names, f"{here}: the methods", "give one of them another `name`")
+            _require_one_of(names, self.baseline, f"{here}: baseline", "a method")
+        if self.along and all(cell.position is None for cell in first):
+            raise UserError(f"{where}: along is {self.along!r}, and no method has a list of it.")
+
+    def cells(self) -> tuple[Cell, ...]:
+        """Every task with every method."""
+        return self._cells
+
+    @cached_property
+    def _cells(self) -> tuple[Cell, ...]:
+        return tuple(
+            self._cell(task, choice, varied)
+            for task in self.tasks
+            for method in self.methods
+            for choice, varied in _choices(method)
+        )
+
+    def _cell(self, task: dict[str, Any], choice: dict[str, Any], varied: list[str]) -> Cell:
+        mine = {key: value for key, value in task.items() if key not in OF_A_TASK}
+        scheme = (self.settings | mine | choice).get("scheme", Config.scheme)
+        for_scheme = task.get(scheme, {}) if scheme in list(SCHEMES) else {}  # what is no scheme, Config refuses
+        given = self.settings | mine | for_scheme | choice
+        name, preset = given.pop("name", ""), given.pop("preset", preset_for(task["env_id"]))
+        base = preset_config(preset).replace(env_id=task["env_id"], experiment=self.name)
+        config = from_mapping(given, f"study {self.name}, {task['env_id']}", base)
+
+        def called(*without: str) -> str:
+            return method_name(config, [key for key in varied if key not in without], name)
+
+        line = called(self.along, self.panels)
+        if self.along == "num_bellman_iterations" and self.along in varied and not name:
+            line = line.replace(f" {config.target_scheme.size}", "")  # the label says it too
+        return Cell(
+            task=task["env_id"],
+            method=called(),
+            config=config,
+            panel=_words(self.panels, getattr(config, self.panels)) if self.panels else "",
+            in_panel=called(self.panels),
+            line=line,
+            position=float(getattr(config, self.along)) if self.along in varied else None,
+        )
+
+    def only(self, tasks: tuple[str, ...] = (), seeds: tuple[int, ...] = ()) -> Study:
+        """Some of its tasks, or other seeds; nothing given changes nothing."""
+        if not (tasks or seeds):
+            return self
+        known = {task["env_id"]: task for task in self.tasks}
+        for task in tasks:
+            _require_one_of(known, task, f"study {self.name}: --tasks", "a task of it")
+        chosen = tuple(known[task] for task in tasks) or self.tasks
+        return self.replace(tasks=chosen, seeds=seeds or self.seeds)
+
+    def replace(self, **changes: Any) -> Study:
+        return dataclasses.replace(self, **changes)
+
+
+class Cell(NamedTuple):
+    """One method on one task: a row of runs that differ in their seed."""
+
+    task: str
+    method: str
+    config: Config  # of any seed
+    panel: str = ""  # which panel it is in
+    in_panel: str = ""  # its name there
+    line: str = ""  # which line of an ablation it is a point of
+    position: float | None = None  # where on that line; None: it does not depend on what varies
+
+    @property
+    def place(self) -> str:
+        return f"{self.method} in {self.panel}" if self.panel else self.method
+
+    def folder(self, out: Path, seed: int) -> Path:
+        return out / "runs" / slug(self.task) / slug(self.method) / f"seed-{seed}"
+
+
+def slug(name: str) -> str:
+    """A name as part of a path."""
+    for old, new in (("/", "-"), (":", "-"), (",", ""), (" ", "-"), ("=", "")):
+        name = name.replace(old, new)
+    return name
+
+
+def _values(method: dict[str, Any], key: str) -> list[Any]:
+    """What a method sets a field to: a list, unless the field itself is one and this is just its value."""
+    value = method[key]
+    if not isinstance(value, list | tuple):
+        return [value]
+    several = key not in LISTS or any(isinstance(entry, list | tuple) for entry in value)
+    return list(value) if several else [value]
+
+
+def _choices(method: dict[str, Any]) -> Iterator[tuple[dict[str, Any], list[str]]]:
+    """Every combination of the lists of a method, and the settings that vary."""
+    lists = {key: _values(method, key) for key in method}
+    varied = [key for key, values in lists.items() if len(values) > 1]
+    for values in itertools.product(*lists.values()):
+        yield dict(zip(method, values, strict=True)), varied
+
+
+def method_name(config: Config, varied: list[str], name: str = "") -> str:
+    """Its own name or the paper's label, and what that does not say: "iS-DQN K=9, T=400"."""
+    told = () if name else ("scheme", "num_bellman_iterations", "loss", "meta_gradient")
+    return ", ".join([name or config.label, *(_words(key, getattr(config, key)) for key in varied if key not in told)])
+
+
+def _words(key: str, value: Any) -> str:
+    if key in SWITCHES:
+        return SWITCHES[key] if value else f"no {SWITCHES[key]}"
+    return SHORT.get(key, f"{key.replace('_', ' ')} {{}}").format(value)
+
+
+def _is_plain(value: Any) -> bool:
+    """What TOML can hold and `to_toml` can write: not dates, tables, nan, -inf, and integers beyond 64 bits."""
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    if isinstance(value, int):
+        return -(2**63) <= value < 2**63
+    return isinstance(value, str) or (isinstance(value, float) and value > -math.inf)
+
+
+def _require_one_of(known: Collection[str], name: str, what: str, kind: str, otherwise: str = "") -> None:
+    if name not in known:
+        raise UserError(f"{what} is {name!r}, which is not {kind}; {nearest(name, known, otherwise)}")
+
+
+def _require_different(names: list[str], what: str, cure: str) -> None:
+    """As folders too."""
+    for one, other in itertools.combinations(names, 2):
+        if slug(one) == slug(other):
+            raise UserError(f"{what} {one!r} and {other!r} are not told apart; {cure}.")
+
+
+def _require_folder_name(name: str, what: str) -> None:
+    if not (name.strip(". ") and name.isprintable() and len(name.encode()) <= 100):
+        raise UserError(f"{what} is {name!r}; it must be a text that can name a folder, of at most 100 bytes.")
+
+
+def to_toml(study: Study) -> str:
+    """As a file that `isqn study FILE.toml` reads."""
+    lines = [f"# isqn study FILE.toml; the settings are those of `isqn train {study.agent} --help`."]
+    plain = ("name", "question", "paper", "scale", "agent", "baseline", "along", "panels", "flops", "seeds")
+    defaults = {f.name: f.default for f in dataclasses.fields(Study)}
+    for name in plain:
+        if getattr(study, name) != defaults[name]:
+            lines.append(f"{name} = {toml_value(getattr(study, name))}")
+    if study.settings:
+        lines += ["", "[settings]", *_entries(study.settings)]
+    for kind in ("tasks", "methods"):
+        for table in getattr(study, kind):
+            lines += ["", f"[[{kind}]]", *_entries({k: v for k, v in table.items() if not isinstance(v, dict)})]
+            for name, inner in table.items():
+                if isinstance(inner, dict):
+                    lines += [f"[{kind}.{name}]", *_entries(inner)]
+    return "\n".join(lines) + "\n"
+
+
+def _entries(table: dict[str, Any]) -> list[str]:
+    return [f"{_key(key)} = {toml_value(value)}" for key, value in table.items()]
+
+
+def _key(name: str) -> str:
+    return name if name.isascii() and name.isidentifier() else toml_value(name)
+
+
+_KINDS: dict[str, tuple[type, str]] = {
+    "seeds": (list, "a list"),
+    "tasks": (list, "tables, each under [[tasks]]"),
+    "methods": (list, "tables, each under [[methods]]"),
+    "settings": (dict, "a table"),
+    "flops": (bool, "true or false"),
+}
+
+
+def read_study(path: Path) -> Study:
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{path} does not exist{nearest_path(path) or '; give a study file.'}") from None
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}); give a study file.") from None
+    except (ValueError, RecursionError) as error:  # not UTF-8, not TOML, or beyond what Python's parser takes
+        raise UserError(f"{path} is not valid TOML: {error}.") from None
+    try:
+        return _from_values({"name": path.stem} | values)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+
+
+def _from_values(values: dict[str, Any]) -> Study:
+    known = [f.name for f in dataclasses.fields(Study)]
+    for name, value in values.items():
+        if name not in known:
+            raise UserError(f"{name!r} is not a field of a study; {nearest(name, known)}")
+        kind, words = _KINDS.get(name, (str, "a text"))
+        entries = value if isinstance(value, list) and name in ("tasks", "methods") else ()
+        if not isinstance(value, kind) or not all(isinstance(entry, dict) for entry in entries):
+            raise UserError(f"{name} is {value!r}; it must be {words}.")
+    for name in ("question", "baseline", "seeds", "tasks", "methods"):
+        if name not in values:
+            raise UserError(f"{name} is missing; `isqn study online-plain --show` is an example of a study.")
+    return Study(**values | {name: tuple(values[name]) for name in ("seeds", "tasks", "methods")})

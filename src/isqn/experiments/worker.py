@@ -1,0 +1,82 @@
+"""One job of a study, in a process of its own: `python -m isqn.experiments.worker JOB.toml METHOD_DIR`.
+
+It finds out by itself what is left to do, so that an engine may start it again after anything. Its exit codes are those
+of `isqn train`. It ends with its parent: when the pipe at its standard input closes, it saves and stops.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+
+from isqn.experiments.config import Config, read_toml
+from isqn.types import UserError
+
+DONE, FAILED, INTERRUPTED = 0, 1, 75
+WAIT_SECONDS = 2.0
+
+
+def command(job_file: Path, method_dir: Path) -> list[str]:
+    return [sys.executable, "-m", "isqn.experiments.worker", str(job_file), str(method_dir)]
+
+
+def main(argv: list[str]) -> int:
+    threading.Thread(target=_stop_with_parent, daemon=True).start()
+    try:
+        train_job(read_toml(Path(argv[0])), Path(argv[1]))
+        return DONE
+    except UserError as error:
+        print(f"isqn: {error}", file=sys.stderr, flush=True)
+        return FAILED
+    except Exception as error:
+        from isqn.train.loop import Interrupted
+
+        if isinstance(error, Interrupted):
+            print(f"isqn: {error}", file=sys.stderr, flush=True)
+            return INTERRUPTED
+        traceback.print_exc()
+        return FAILED
+
+
+def _stop_with_parent() -> None:
+    while os.read(0, 1024):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def train_job(config: Config, method_dir: Path) -> None:
+    """Train all seeds of a job to the end, whatever was there before; wait for another process that is at it."""
+    from isqn.train import record, run
+
+    def folder(seed: int) -> Path:
+        return method_dir / f"seed-{seed}"
+
+    def begun(seed: int) -> bool:
+        return "trained_with" in record.read_summary(folder(seed))
+
+    seeds = range(config.seed, config.seed + config.num_seeds)
+    while left := [seed for seed in seeds if record.run_state(folder(seed)) != "finished"]:
+        first = left[0]
+        together = [first]  # the seeds after it that can be begun in the same program
+        while together[-1] + 1 in left and not begun(together[-1] + 1):
+            together.append(together[-1] + 1)
+        try:
+            if begun(first):
+                run.resume(folder(first))
+            else:
+                new = config.replace(seed=first, num_seeds=len(together))
+                # a folder that a kill left half made holds nothing yet
+                run.start(new, method_dir if len(together) > 1 else folder(first), overwrite=True)
+        except record.Busy as busy:
+            print(f"isqn: {busy} Waiting for it.", file=sys.stderr, flush=True)
+            while record.is_held(folder(first)):
+                time.sleep(WAIT_SECONDS)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

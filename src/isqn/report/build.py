@@ -1,0 +1,375 @@
+"""From runs on disk to a report: which numbers are shown, and in which charts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from isqn.analysis import stats
+from isqn.analysis.results import Incomparable, Results, gather
+from isqn.analysis.stats import Interval
+from isqn.experiments.config import Config, to_toml
+from isqn.experiments.study import Cell
+from isqn.experiments.study import to_toml as study_toml
+from isqn.report import tables
+from isqn.report.charts import Chart, Figure, Report, Series
+from isqn.report.collect import Collected
+from isqn.report.compare import Comparison, compare, interval, profile
+from isqn.types import UserError
+
+MOST_LINES = 10  # in one panel of curves
+MOST_POINTS = 250  # of one line of what was recorded
+LABELS = {"target_update_period": "target update period T", "num_bellman_iterations": "K"}
+PROBES = {"effective_rank": "effective rank of the features (srank)", "dormant_share": "share of dormant units"}
+
+
+@dataclass(frozen=True)
+class Options(tables.Power):
+    missing: str = "fail"
+    pool_protocols: bool = False
+
+
+def build(collected: Collected, options: Options, *, watching: bool = False) -> tuple[Report, Comparison | None]:
+    """The report, and the comparison in it.
+
+    There is none if the runs have no common scale; and while watching, whatever is there will do.
+    """
+    results: Results | None = None
+    compared: Comparison | None = None
+    notes: list[str] = []
+    missing = "truncate" if watching else options.missing
+    planned = (collected.tasks, collected.methods, collected.seeds)
+    try:
+        results = gather(collected.runs, *planned, missing=missing, pool_protocols=options.pool_protocols)
+        notes += results.notes
+        compared = compare(collected, results)
+    except UserError as error:
+        if not (watching or isinstance(error, Incomparable)):
+            raise
+        notes.append(str(error))
+    if collected.going or collected.waiting:
+        of = f"Of {len(collected.runs) + collected.waiting} runs"
+        notes.append(
+            f"{of}, not finished: {collected.going}, not begun: {collected.waiting}; see the table of what ran."
+        )
+    if results and not watching:
+        shown, remark = replace(collected, runs=results.runs), " ".join(results.notes)
+    else:
+        shown, remark = collected, "Runs are going: a line ends with the shortest of its seeds." * bool(collected.going)
+
+    figures = [*(_of_all(collected, compared) if compared else ()), *_of_tasks(shown, remark)]
+    figures += [*_parameters(collected), *_of_metrics(shown, remark)]
+    by_task = tables.by_task(shown, remark)
+    others = [by_task] if compared else []
+    others.append(tables.sizes(collected))
+    if collected.study and collected.study.flops:
+        work = tables.work(collected)
+        figures.append(_work(work))
+        others.append(tables.work_table(work))
+    others += [tables.what_ran(collected), tables.energy(collected.runs, options)]
+    others += [tables.commands(collected), tables.made_with(collected)]
+    report = Report(
+        title=collected.name,
+        question=collected.about,
+        notes=tuple(notes),
+        headline=tables.headline(collected, compared) if compared else by_task,
+        figures=tuple(figures),
+        tables=tuple(others),
+        configs=_configs(collected),
+    )
+    return report, compared
+
+
+def overview(report: Report) -> Figure | None:
+    """The paper's first figure of a setting: areas, curves and parameters side by side."""
+    found = {figure.name: figure for figure in report.figures}
+    if not {"auc", "curves", "parameters"} <= set(found) or len(found["auc"].charts) > 1:
+        return None
+    titles = {"auc": "area under the curve", "curves": "learning curves", "parameters": "parameters"}
+    charts = [replace(found[name].charts[0], title=title) for name, title in titles.items()]
+    return Figure("overview", "", found["auc"].caption, tuple(charts))
+
+
+def _configs(collected: Collected) -> dict[str, str]:
+    """Of the study, and of the first run of each method and task: the others differ in their seed."""
+    shown = {"study.toml": study_toml(collected.study)} if collected.study else {}
+    for cell in collected.cells:
+        runs = collected.of(cell.task, cell.method)
+        config = runs[0].config if runs else cell.config.replace(seed=collected.seeds[0])
+        shown[f"{cell.task}, {cell.method}, seed {config.seed}"] = to_toml(config)
+    return shown
+
+
+def _bar(value: Interval) -> Series:
+    return _line(None, value)
+
+
+def _line(x: np.ndarray | None, value: Interval) -> Series:
+    point, low, high = (np.atleast_1d(part) for part in value)
+    return Series(point, low, high, x) if np.isfinite(low).any() else Series(point, x=x)
+
+
+# -- over all tasks ------------------------------------------------------------------------------------------------
+
+
+def _of_all(collected: Collected, compared: Comparison) -> Iterator[Figure]:
+    aucs, panels = compared.aucs, collected.panels
+    about = f"Area under the learning curve, divided by that of {collected.baseline}. {compared.words}"
+    if collected.study and collected.study.along:
+        charts = [_ablation(title, panel, collected.study.along, compared) for title, panel in panels.items()]
+        yield Figure("ablation", "Ablation", about, tuple(charts))
+    else:
+        charts = [
+            _bars({name: aucs[cell.method] for name, cell in panel.items()}, "normalised AUC", 1.0, title)
+            for title, panel in panels.items()
+        ]
+        yield Figure("auc", "Normalised area under the curve", about, tuple(charts))
+    if max(map(len, panels.values())) <= MOST_LINES:
+        x, xlabel = _common_axis([cell.config for cell in collected.cells], len(compared.results.runs[0].returns))
+        charts = [
+            Chart(
+                "lines",
+                {name: _line(x, interval(compared.scores[cell.method])) for name, cell in panel.items()},
+                title=title,
+                xlabel=xlabel,
+                ylabel="IQM of normalised returns",
+            )
+            for title, panel in panels.items()
+        ]
+        about = f"Mean training return of each epoch. {compared.words}"
+        yield Figure("curves", "Learning curves", about, tuple(charts))
+    if len(collected.methods) > MOST_LINES:
+        return
+    means = {method: compared.scores[method].mean(axis=2) for method in collected.methods}
+    thresholds = np.linspace(0, max(1.0, *(np.max(m) for m in means.values())), 61)
+    profiles = {method: _line(thresholds, profile(m, thresholds)) for method, m in means.items()}
+    about = f"Share of runs whose mean normalised return over training is above a value. {compared.words}"
+    chart = Chart("lines", profiles, xlabel="normalised return", ylabel="share of runs above")
+    yield Figure("profile", "Performance profile", about, (chart,))
+    if compared.improvements:
+        about = "How often a run has a larger area under its curve than one of the baseline on the same task."
+        yield Figure(
+            "improvement",
+            f"Probability of improvement over {collected.baseline}",
+            f"{about} {compared.words}",
+            (_bars(compared.improvements, "probability", 0.5),),
+        )
+
+
+def _bars(values: dict[str, Interval], ylabel: str, reference: float, title: str = "") -> Chart:
+    series = {name: _bar(value) for name, value in values.items()}
+    return Chart("bars", series, title=title, ylabel=ylabel, reference=reference)
+
+
+def _ablation(title: str, panel: dict[str, Cell], along: str, compared: Comparison) -> Chart:
+    """Lines along what varies; what does not depend on it is a level."""
+    lines: dict[str, dict[float, Interval]] = {}
+    series = {}
+    for cell in panel.values():
+        value = compared.aucs[cell.method]
+        if cell.position is None:
+            series[cell.line] = _bar(value)
+        else:
+            lines.setdefault(cell.line, {})[cell.position] = value
+    for name, points in lines.items():
+        x = sorted(points)
+        series[name] = _line(np.array(x), Interval(*np.array([points[position] for position in x]).T))
+    label = LABELS.get(along, along.replace("_", " "))
+    log_x = all(position > 0 for points in lines.values() for position in points)
+    return Chart("lines", series, title=title, xlabel=label, ylabel="normalised AUC", log_x=log_x, reference=1.0)
+
+
+def _common_axis(configs: list[Config], epochs: int) -> tuple[np.ndarray, str]:
+    """Where epochs end: in frames or steps if all tasks agree, else in per cent, else just their number."""
+    axes = [_axis(config, epochs) for config in configs]
+    x, label = axes[0]
+    if all(other == label and np.array_equal(ends, x) for ends, other in axes):
+        return x, label
+    shares = {tuple(100 * config.epoch_end(e) / config.total_timesteps for e in range(epochs)) for config in configs}
+    if len(shares) == 1:
+        return np.array(shares.pop()), "share of training in %"
+    return np.arange(1.0, epochs + 1), "epoch"
+
+
+def _axis(config: Config, epochs: int) -> tuple[np.ndarray, str]:
+    steps = np.array([config.epoch_end(epoch) for epoch in range(epochs)], np.float64)
+    return (4 * steps, "frames") if _is_atari(config.env_id) else (steps, "agent steps")
+
+
+def _is_atari(task: str) -> bool:
+    return task.startswith("ALE/")
+
+
+# -- by task ------------------------------------------------------------------------------------------------------
+
+
+def _of_tasks(collected: Collected, remark: str) -> Iterator[Figure]:
+    if len(collected.methods) > MOST_LINES:
+        return
+    charts = []
+    for task in collected.tasks:
+        series, xlabel = {}, ""
+        for method in collected.methods:
+            runs = [one for one in collected.of(task, method) if one.returns]
+            if runs:
+                shortest = min(len(one.returns) for one in runs)
+                returns = np.array([one.returns[:shortest] for one in runs])
+                x, xlabel = _axis(runs[0].config, shortest)
+                series[method] = _line(x, interval(returns[:, None], stats.mean))._replace(seeds=returns)
+        if series:
+            charts.append(Chart("lines", series, title=task, xlabel=xlabel, ylabel="mean return of an epoch"))
+    if charts:
+        about = (
+            "Mean over seeds of the mean training return of each epoch, as the environment counts, with 95 % intervals "
+            f"if there are several seeds. {remark}"
+        )
+        yield Figure("tasks", "Task by task", about.strip(), tuple(charts))
+
+
+# -- what was recorded during training ---------------------------------------------------------------------------
+
+
+def _of_metrics(collected: Collected, remark: str) -> Iterator[Figure]:
+    remark = f"Where there are more than {MOST_POINTS} rows, neighbours are averaged. {remark}"
+    for name, words in PROBES.items():
+        charts = [_over_training(task, _lines(collected, task, name), words) for task in collected.tasks]
+        yield from _if_any(
+            name.replace("_", "-"), words.capitalize(), f"Mean over seeds of the {words}. {remark}", charts
+        )
+    yield from _churn(collected, remark)
+    yield from _cosines(collected, remark)
+    yield from _weights(collected, remark)
+
+
+def _churn(collected: Collected, remark: str) -> Iterator[Figure]:
+    """As in the paper: divided by that of the target-free agent, if there is one."""
+    name, ylabel = "target_churn_held_out", "target churn"
+    about = "How much one update changes the regression targets of a held-out batch. 0: they stand still"
+    free = {cell.panel: method for method, cell in collected.methods.items() if cell.config.scheme == "target-free"}
+    if not free:
+        charts = [_over_training(task, _lines(collected, task, name), ylabel) for task in collected.tasks]
+        yield from _if_any("target-churn", "Target churn", f"{about}. {remark}", charts)
+        return
+    charts = []
+    for task in collected.tasks:
+        series: dict[str, Series] = {}
+        for method, cell in collected.methods.items():
+            mine = _recorded(collected, task, method, name)
+            unit = _recorded(collected, task, free.get(cell.panel, ""), name)
+            if mine and unit:
+                x, here, there = np.intersect1d(mine[0], unit[0], return_indices=True)
+                ratio = mine[1][:, here] / np.maximum(unit[1][:, there].mean(axis=0), 1e-12)
+                if len(x):
+                    series[method] = _mean_line(x, ratio)
+        charts.append(_over_training(task, series, f"{ylabel} / that of TF", 1.0))
+    about = f"{about}, as with a target network; 1: they move as much as the target-free agent's. {remark}"
+    yield from _if_any("target-churn", "Target churn", about, charts)
+
+
+def _cosines(collected: Collected, remark: str) -> Iterator[Figure]:
+    """Of the shared agent with the fewest heads, as in the paper."""
+    shared = {m: cell.config for m, cell in collected.methods.items() if cell.config.scheme == "iterated-shared"}
+    method = min(shared, key=lambda m: shared[m].num_bellman_iterations, default="")
+    columns = {
+        f"{method} and target-based": "gradient_cosine_own_tb",
+        "target-free and target-based": "gradient_cosine_tf_tb",
+    }
+    charts = []
+    for task in collected.tasks:
+        found = {label: _recorded(collected, task, method, name) for label, name in columns.items()}
+        series = {label: _mean_line(*values) for label, values in found.items() if values}
+        charts.append(_over_training(task, series, "cosine of gradients"))
+    about = (
+        f"Cosine between gradients of different losses at the same parameters, along the training of {method}. {remark}"
+    )
+    yield from _if_any("gradient-cosine", "Directions of the gradients", about, charts)
+
+
+def _weights(collected: Collected, remark: str) -> Iterator[Figure]:
+    learned = [method for method, cell in collected.methods.items() if cell.config.meta_gradient != "none"]
+    charts = []
+    for task in collected.tasks:
+        for method in learned:
+            pairs = range(1, collected.methods[method].config.target_scheme.num_pairs + 1)
+            found = {f"pair {k}": _recorded(collected, task, method, f"pair_weight_{k}") for k in pairs}
+            series = {label: _mean_line(*values) for label, values in found.items() if values}
+            title = task if len(learned) == 1 else f"{task}, {method}"
+            charts.append(replace(_over_training(task, series, "weight of the pair", 1.0), title=title))
+    about = f"The learned weight of each Bellman update; they sum to their number, and 1 is the plain sum. {remark}"
+    yield from _if_any("weights", "Learned weights", about, charts)
+
+
+def _recorded(collected: Collected, task: str, method: str, name: str) -> tuple[np.ndarray, np.ndarray] | None:
+    """Frames (rows,) and values (seeds, rows) of one column of metrics.csv, where all seeds have numbers."""
+    tables_ = [one.metrics for one in collected.of(task, method) if name in one.metrics]
+    if not tables_:
+        return None
+    shortest = min(len(columns[name]) for columns in tables_)
+    values = np.array([columns[name][:shortest] for columns in tables_])
+    known = np.isfinite(values).all(axis=0)
+    return (tables_[0]["frame"][:shortest][known], values[:, known]) if known.any() else None
+
+
+def _lines(collected: Collected, task: str, name: str) -> dict[str, Series]:
+    found = {method: _recorded(collected, task, method, name) for method in collected.methods}
+    return {method: _mean_line(*values) for method, values in found.items() if values}
+
+
+def _mean_line(x: np.ndarray, values: np.ndarray) -> Series:
+    """Over seeds, and over neighbouring rows if there are too many to be seen apart."""
+    rows = -(-len(x) // MOST_POINTS)
+    whole = len(x) // rows * rows
+    means = values[:, :whole].reshape(len(values), -1, rows).mean(axis=2)
+    return _line(x[rows - 1 : whole : rows], interval(means[:, None], stats.mean))
+
+
+def _over_training(task: str, series: dict[str, Series], ylabel: str, reference: float | None = None) -> Chart:
+    xlabel = "frames" if _is_atari(task) else "agent steps"
+    return Chart("lines", series, title=task, xlabel=xlabel, ylabel=ylabel, reference=reference)
+
+
+def _if_any(name: str, title: str, about: str, charts: Iterable[Chart]) -> Iterator[Figure]:
+    drawn = tuple(chart for chart in charts if chart.series)
+    if drawn:
+        yield Figure(name, title, about.strip(), drawn)
+
+
+# -- what a method costs --------------------------------------------------------------------------------------------
+
+
+def _parameters(collected: Collected) -> Iterator[Figure]:
+    """A panel for each network: tasks of the same shapes share one."""
+    if len(collected.methods) > MOST_LINES:
+        return
+    found: dict[tuple[tuple[str, int], ...], list[str]] = {}
+    for task in collected.tasks:
+        sizes = {cell.method: tables.size(cell) for cell in collected.cells if cell.task == task}
+        counts = tuple((method, size.kept_parameters) for method, size in sizes.items() if size)
+        found.setdefault(counts, []).append(task)
+    charts = []
+    for counts, tasks in found.items():
+        series = {method: Series(np.array([float(count)])) for method, count in counts}
+        title = tasks[0] if len(tasks) == 1 else f"{tasks[0]} and {len(tasks) - 1} more"
+        charts.append(Chart("bars", series, title=title, ylabel="parameters"))
+    yield from _if_any("parameters", "Parameters", "Of the network and the copies that a scheme keeps.", charts)
+
+
+def _work(rows: list[tables.Work]) -> Figure:
+    """FLOPs of an update, and the time of training, from the speed that was measured during it."""
+    flops, hours = {}, {}
+    for row in rows:
+        name = row.method if len({other.task for other in rows}) == 1 else f"{row.method}, {row.task}"
+        flops[name] = Series(np.array([row.flops / 1e6]))
+        if row.rates:
+            hours[name] = Series(*(np.array([measure(row.hours)]) for measure in (np.median, np.min, np.max)))
+    charts = [
+        Chart("bars", flops, title="work of an update", ylabel="million FLOPs"),
+        Chart("bars", hours, title="time of training", ylabel="hours"),
+    ]
+    about = (
+        "FLOPs as the compiler counts them. Hours of one seed at the median speed of its run: the median over seeds, "
+        "and the fastest and the slowest."
+    )
+    return Figure("work", "Work and time", about, tuple(chart for chart in charts if chart.series))

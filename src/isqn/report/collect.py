@@ -1,0 +1,158 @@
+"""What a report is about: the runs that were asked for, and what there is of them."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from isqn.analysis.results import Key, References, Run, read_run
+from isqn.experiments.config import Config, nearest, nearest_path, read_toml
+from isqn.experiments.study import Cell, Study, method_name, read_study
+from isqn.schemes import SCHEMES
+from isqn.types import UserError
+
+NOT_A_METHOD = ("env_id", "seed", "experiment", "loop")  # the loops draw different runs of one distribution
+
+
+@dataclass(frozen=True)
+class Collected:
+    name: str
+    baseline: str  # the name of a method inside its panel
+    cells: tuple[Cell, ...]
+    seeds: tuple[int, ...]
+    runs: tuple[Run, ...]  # that have begun
+    study: Study | None = None  # none: the runs were trained one by one
+
+    @cached_property
+    def tasks(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(cell.task for cell in self.cells))
+
+    @cached_property
+    def panels(self) -> dict[str, dict[str, Cell]]:
+        """Panel -> the name of a method in it -> its cell on its first task."""
+        found: dict[str, dict[str, Cell]] = {}
+        for cell in self.cells:
+            found.setdefault(cell.panel, {}).setdefault(cell.in_panel, cell)
+        return found
+
+    @cached_property
+    def methods(self) -> dict[str, Cell]:
+        """Panel by panel, each with its cell on its first task."""
+        return {cell.method: cell for panel in self.panels.values() for cell in panel.values()}
+
+    def of(self, task: str, method: str) -> list[Run]:
+        return self._runs_of.get((task, method), [])
+
+    @cached_property
+    def _runs_of(self) -> dict[tuple[str, str], list[Run]]:
+        found: dict[tuple[str, str], list[Run]] = {}
+        for one in self.runs:
+            found.setdefault((one.task, one.method), []).append(one)
+        return found
+
+    @property
+    def going(self) -> int:
+        return sum(not one.finished for one in self.runs)
+
+    @property
+    def waiting(self) -> int:
+        """How many runs of the study have not begun."""
+        return len(self.cells) * len(self.seeds) - len(self.runs) if self.study else 0
+
+    @property
+    def about(self) -> str:
+        if not self.study:
+            return "Runs that were trained one by one."
+        return f"{self.study.question} ({self.study.paper or 'a study of its own'}; scale: {self.study.scale})"
+
+    @property
+    def command(self) -> str:
+        """That trains the study; nothing without one."""
+        if not self.study:
+            return ""
+        own = self.study.scale == "own"
+        return f"isqn study {shlex.quote(self.name + '.toml' * own)}" + ("" if own else f" --scale {self.study.scale}")
+
+    @property
+    def references(self) -> References:
+        tasks = self.study.tasks if self.study else ()
+        return {task["env_id"]: (task.get("random_score"), task.get("reference_score")) for task in tasks}
+
+
+def collect(folder: Path, baseline: str | None = None) -> Collected:
+    """The study of a folder; without a study.toml, the runs below it as they come."""
+    if not folder.is_dir():
+        hint = nearest_path(folder) or "; give that of a study, or one with runs in it."
+        raise UserError(f"{folder} is not a folder{hint}")
+    if (folder / "study.toml").is_file():
+        study = read_study(folder / "study.toml")
+        runs = tuple(_of_study(folder, study))
+        found = Collected(study.name, baseline or study.baseline, tuple(study.cells()), study.seeds, runs, study)
+    else:
+        cells, runs = _of_folder(folder)
+        seeds = tuple(sorted({one.config.seed for one in runs}))
+        first = min((cell.method for cell in cells), key=lambda name: not name.startswith("TB"))
+        found = Collected(folder.resolve().name, baseline or first, cells, seeds, runs)
+    for title, panel in found.panels.items():
+        if found.baseline not in panel:
+            where = f"a method of the panel {title!r}" if title else "a method here"
+            raise UserError(f"The baseline {found.baseline!r} is not {where}; {nearest(found.baseline, panel)}")
+    return found
+
+
+def _of_study(folder: Path, study: Study) -> Iterator[Run]:
+    """The runs that have begun; each must be what the study asks for."""
+    for cell in study.cells():
+        for seed in study.seeds:
+            place = cell.folder(folder, seed)
+            if not (place / "config.toml").is_file():
+                continue
+            config, asked = read_toml(place / "config.toml"), cell.config.replace(seed=seed).kept()
+            for name, value in config.kept().items():
+                if value != asked[name] and name != "experiment":
+                    raise UserError(
+                        f"{place} has {name} = {value!r}, and study.toml says {asked[name]!r}; put that back, or move "
+                        "the run away."
+                    )
+            yield read_run(place, config, cell.task, cell.method)
+
+
+def _of_folder(folder: Path) -> tuple[tuple[Cell, ...], tuple[Run, ...]]:
+    """Runs are of one method if they differ in nothing but environment, seed and length."""
+    places = [path.parent for path in sorted(folder.rglob("config.toml"))]
+    # A saved model has a config.toml too.
+    places = [place for place in places if any((place / name).is_file() for name in ("summary.json", "episodes.csv"))]
+    if not places:
+        raise UserError(f"There is no run in {folder}; `isqn train` and `isqn study` make some.")
+    configs = {place: read_toml(place / "config.toml") for place in places}
+    varied = _varied(list(configs.values()))
+    cells: dict[tuple[str, str], Cell] = {}
+    found: dict[Key, tuple[Path, Run]] = {}
+    for place, config in configs.items():
+        name = method_name(config, varied)
+        one = read_run(place, config, config.env_id, name)
+        if one.key in found:
+            raise UserError(
+                f"{found[one.key][0]} and {place} are the same run twice; report only one of their folders."
+            )
+        found[one.key] = place, one
+        cells.setdefault((one.task, name), Cell(one.task, name, config, in_panel=name, line=name))
+    ordered = sorted(cells.values(), key=lambda cell: (cell.task, _place_in_the_paper(cell.config)))
+    return tuple(ordered), tuple(one for _, one in found.values())
+
+
+def _varied(configs: list[Config]) -> list[str]:
+    """The settings in which runs of one task differ, and which a method's label must therefore tell."""
+    tasks: dict[str, list[dict[str, Any]]] = {}
+    for config in configs:
+        tasks.setdefault(config.env_id, []).append(config.kept())
+    names = [name for name in configs[0].kept() if name not in NOT_A_METHOD]
+    return [name for name in names if any(one[name] != group[0][name] for group in tasks.values() for one in group)]
+
+
+def _place_in_the_paper(config: Config) -> tuple[int, int]:
+    return list(SCHEMES).index(config.scheme), config.num_bellman_iterations

@@ -1,0 +1,256 @@
+"""The tables of a report: results, sizes, work, what ran, energy, and what it was made with."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from isqn.analysis import cost, stats
+from isqn.analysis.results import Run, ranges
+from isqn.analysis.stats import Interval
+from isqn.experiments.config import Config, flag
+from isqn.experiments.study import Cell
+from isqn.report.charts import Table
+from isqn.report.collect import Collected
+from isqn.report.compare import Comparison, interval
+from isqn.train import run
+from isqn.train.progress import duration
+from isqn.types import EnvSpec, UserError
+
+NOT_INSTALLED = "Empty where an environment is not installed here."
+
+
+# -- results -----------------------------------------------------------------------------------------------------
+
+
+def headline(collected: Collected, compared: Comparison) -> Table:
+    rows = []
+    for method, cell in collected.methods.items():
+        means = compared.scores[method].mean(axis=2)
+        measures = (stats.iqm, stats.median, stats.mean, stats.optimality_gap)
+        found, better = size(cell), compared.improvements.get(method)
+        rows.append(
+            (
+                method,
+                with_interval(compared.aucs[method]),
+                with_interval(better) if better else "",
+                *(short(measure(means)) for measure in measures),
+                f"{found.kept_parameters:,}" if found else "",
+            )
+        )
+    columns = ("method", "normalised AUC", f"P(beats {collected.baseline})", "IQM", "median", "mean", "optimality gap")
+    about = (
+        f"Area under the learning curve, divided by that of {collected.baseline}. {compared.words} IQM, median, mean "
+        f"and optimality gap: of the mean score over training. Parameters: with copies, on {collected.tasks[0]}."
+    )
+    return Table("Result", (*columns, "parameters kept"), tuple(rows), about)
+
+
+def by_task(collected: Collected, remark: str) -> Table:
+    rows = []
+    for method in collected.methods:
+        cells = []
+        for task in collected.tasks:
+            means = [np.mean(one.returns) for one in collected.of(task, method) if one.returns]
+            cells.append(with_interval(interval(np.array(means)[:, None], stats.mean)) if means else "")
+        rows.append((method, *cells))
+    about = (
+        f"Over seeds and epochs, as the environment counts, with 95 % intervals if there are several seeds. {remark}"
+    )
+    return Table("Mean return over training", ("method", *collected.tasks), tuple(rows), about.strip())
+
+
+def with_interval(value: Interval) -> str:
+    known = f" [{short(value.low)}, {short(value.high)}]" if math.isfinite(value.low) else ""
+    return short(value.point) + known
+
+
+def short(value: Any) -> str:
+    """Three figures or so."""
+    number = float(value)
+    return f"{number:.0f}" if abs(number) >= 1000 else f"{number:.1f}" if abs(number) >= 20 else f"{number:.2f}"
+
+
+# -- what a method costs ----------------------------------------------------------------------------------------
+
+
+@cache
+def _spec(config: Config) -> EnvSpec | None:
+    try:
+        return run.specification(config)
+    except UserError:  # runs may be reported where they could not be trained
+        return None
+
+
+_size, _flops = cache(cost.size), cache(cost.flops_per_update)
+
+
+def spec_of(config: Config) -> EnvSpec | None:
+    return _spec(Config().replace(env_id=config.env_id, protocol=config.protocol, loop=config.loop))
+
+
+def size(cell: Cell) -> cost.Size | None:
+    spec = spec_of(cell.config)
+    if spec is None:
+        return None
+    # Games of as many actions have networks of the same size.
+    return _size(cell.config.replace(env_id=Config.env_id), dataclasses.replace(spec, id=""))
+
+
+def sizes(collected: Collected) -> Table:
+    rows = []
+    for cell in collected.cells:
+        found, spec, mine = size(cell), spec_of(cell.config), collected.of(cell.task, cell.method)
+        numbers: tuple[str, ...] = ("",) * 5
+        if found and spec:
+            numbers = (
+                f"{found.parameters:,}",
+                f"{found.copied_parameters:,}",
+                f"{found.network_bytes / 1e6:,.2f}",
+                f"{found.optimizer_bytes / 1e6:,.2f}",
+                f"{run.replay_memory(cell.config, spec).total / 1e6:,.1f}",
+            )
+        peak = max(map(peak_megabytes, mine), default=0)
+        rows.append((cell.task, cell.method, *numbers, f"{peak:,.0f}" if peak else ""))
+    columns = ("task", "method", "parameters", "copied", "network MB", "optimizer MB", "replay MB", "process MB")
+    about = "Copied: parameters of older copies of the network. Process: the most memory it had, of all its seeds."
+    return Table("Parameters and memory", columns, tuple(rows), f"{about} {NOT_INSTALLED}")
+
+
+class Work(NamedTuple):
+    task: str
+    method: str
+    flops: float  # of an update
+    rates: list[float]  # steps a second, of each run
+    hours: np.ndarray  # that one seed takes at these rates
+
+
+def work(collected: Collected) -> list[Work]:
+    rows = []
+    for cell in collected.cells:
+        spec = spec_of(cell.config)
+        flops = _flops(cell.config, spec) if spec else math.nan
+        rates = [rate for one in collected.of(cell.task, cell.method) if (rate := steps_per_second(one))]
+        hours = cell.config.total_timesteps / np.array(rates) / 3600
+        rows.append(Work(cell.task, cell.method, flops, rates, hours))
+    return rows
+
+
+def work_table(rows: Iterable[Work]) -> Table:
+    cells = [
+        (
+            row.task,
+            row.method,
+            f"{row.flops / 1e6:,.1f}" if math.isfinite(row.flops) else "",
+            f"{np.median(row.rates):,.0f}" if row.rates else "",
+            short(np.median(row.hours)) if row.rates else "",
+        )
+        for row in rows
+    ]
+    about = "FLOPs as the compiler counts them. Steps a second of all seeds of a program, hours of one seed: medians."
+    return Table("Work", ("task", "method", "MFLOP an update", "steps/s", "hours"), tuple(cells), about)
+
+
+def steps_per_second(one: Run) -> float | None:
+    """By the middle of its rows: the first ones hold compiling."""
+    rates = one.metrics.get("steps_per_second", np.array([]))
+    return float(np.median(rates)) if len(rates) else None
+
+
+def together(one: Run) -> int:
+    """Seeds in one program, which share its time and its memory."""
+    return len(one.summary.get("trained_with", ["."]))
+
+
+def peak_megabytes(one: Run) -> float:
+    return float(max(one.metrics.get("memory_mb", ()), default=0.0))
+
+
+def seconds(one: Run) -> float:
+    """Its share of the time of its program."""
+    return float(max(one.metrics.get("seconds", ()), default=0.0)) / together(one)
+
+
+# -- what ran, and how ----------------------------------------------------------------------------------------------
+
+
+def what_ran(collected: Collected) -> Table:
+    rows = []
+    for cell in collected.cells:
+        mine = {one.config.seed: one for one in collected.of(cell.task, cell.method)}
+        done = [seed for seed, one in mine.items() if one.finished]
+        begun = [seed for seed, one in mine.items() if not one.finished]
+        lacking = [seed for seed in collected.seeds if seed not in mine]
+        time = duration(sum(map(seconds, mine.values()))) if mine else ""
+        rows.append((cell.task, cell.method, ranges(done), ranges(begun), ranges(lacking), time))
+    columns = ("task", "method", "seeds finished", "seeds unfinished", "seeds not begun", "time")
+    return Table("What ran and what did not", columns, tuple(rows))
+
+
+@dataclass(frozen=True)
+class Power:
+    """What energy is estimated from: the defaults of Green Algorithms (Lannelongue et al. 2021)."""
+
+    watts_per_core: float = 12.0
+    watts_per_gigabyte: float = 0.3725
+    power_usage_effectiveness: float = 1.67
+    grams_per_kilowatt_hour: float = 475.0  # the world's average
+
+
+def energy(runs: Iterable[Run], power: Power) -> Table:
+    for name in (field.name for field in dataclasses.fields(Power)):
+        if not 0 <= getattr(power, name) < math.inf:
+            raise UserError(f"{flag(name)} is {getattr(power, name):g}; it must be a number from 0 on.")
+    core_hours = gigabyte_hours = 0.0
+    for one in runs:
+        hours = seconds(one) / 3600
+        core_hours += hours * (one.summary.get("cores") or 1)
+        gigabyte_hours += hours * peak_megabytes(one) / 1e3
+    watt_hours = core_hours * power.watts_per_core + gigabyte_hours * power.watts_per_gigabyte
+    kilowatt_hours = watt_hours * power.power_usage_effectiveness / 1e3
+    rows = (
+        ("core hours", f"{core_hours:,.2f}"),
+        ("GB hours", f"{gigabyte_hours:,.2f}"),
+        ("energy", f"{kilowatt_hours:,.3g} kWh"),
+        ("carbon dioxide equivalent", f"{kilowatt_hours * power.grams_per_kilowatt_hour:,.3g} g"),
+    )
+    about = (
+        f"Energy = (core hours x {power.watts_per_core:g} W + GB hours x {power.watts_per_gigabyte:g} W) x "
+        f"{power.power_usage_effectiveness:g}, the power usage effectiveness; CO2e = energy x "
+        f"{power.grams_per_kilowatt_hour:g} g/kWh: the formula of Green Algorithms (Lannelongue et al. 2021). Of the "
+        "runs above, not of what was tried before them. The paper reports 2.63 to 2.88 tonnes for all of its own."
+    )
+    return Table("Energy", ("", "estimate"), rows, about)
+
+
+def made_with(collected: Collected) -> Table:
+    """One row for each kind of machine and version that was used."""
+    found: Counter[tuple[str, ...]] = Counter()
+    for one in collected.runs:
+        versions = {"python": one.summary.get("python", "?"), **one.summary.get("versions", {})}
+        told = ", ".join(f"{name} {number}" for name, number in versions.items())
+        protocol, device, commit = one.protocol, str(one.summary.get("device", "")), one.summary.get("git") or ""
+        found[told, protocol, device, commit[:12]] += 1
+    rows = tuple((*key, str(count)) for key, count in found.items())
+    return Table("Made with", ("versions", "protocol", "device", "commit", "runs"), rows)
+
+
+def commands(collected: Collected) -> Table:
+    """What was typed: programs without their folders, and for the workers of a study the command that starts them."""
+    found = Counter(_command(one, collected.command) for one in collected.runs)
+    rows = tuple((command, str(count)) for command, count in found.items())
+    return Table("Commands", ("command", "runs"), rows)
+
+
+def _command(one: Run, of_study: str) -> str:
+    program, _, rest = str(one.summary.get("command", "")).partition(" ")
+    name = "isqn" if program.endswith("/isqn/cli.py") else Path(program).name  # the former: python -m isqn.cli
+    return of_study if of_study and name != "isqn" else f"{name} {rest}".strip() or "not known"

@@ -1,0 +1,76 @@
+"""A report on disk: the page, every figure in three formats, and the numbers behind them."""
+
+from __future__ import annotations
+
+import csv
+import json
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+from isqn.analysis.results import write_score_dict
+from isqn.experiments.config import nearest
+from isqn.report import figures, page
+from isqn.report.build import Options, build, overview
+from isqn.report.charts import Report
+from isqn.report.collect import Collected, collect
+from isqn.train.record import replace_text, writable
+from isqn.types import UserError
+
+__all__ = ["Options", "require_libraries", "watch", "write"]
+
+
+def require_libraries() -> None:
+    """Before hours of training rather than after them."""
+    for name in ("matplotlib", "plotly"):
+        if find_spec(name) is None:
+            raise UserError(f'The report needs {name}: pip install "isqn[report]", or take --no-report.')
+
+
+def write(folder: Path, out: Path, options: Options, baseline: str | None = None, only: tuple[str, ...] = ()) -> Report:
+    """index.html, figures/, results.csv, scores.json and headline.json."""
+    collected = collect(folder, baseline)
+    report, compared = build(collected, options)
+    drawn = [figure for figure in (overview(report), *report.figures) if figure]
+    names = [figure.name for figure in drawn]
+    for name in only:
+        if name not in names:
+            raise UserError(f"--figure {name!r} is not in this report; {nearest(name, names)}")
+    with writable(out, "--out"):
+        out.mkdir(parents=True, exist_ok=True)
+        labels = [label for figure in report.figures for chart in figure.charts for label in chart.series]
+        for figure in drawn:
+            if not only or figure.name in only:
+                figures.write(figure, out / "figures", among=labels)
+        write_csv(out / "results.csv", collected)
+        if compared:
+            write_score_dict(out / "scores.json", compared.results, compared.scores, compared.scale)
+        rows = [dict(zip(report.headline.columns, row, strict=True)) for row in report.headline.rows]
+        replace_text(out / "headline.json", json.dumps(rows, indent=1) + "\n")
+        replace_text(out / "index.html", page.render(report))
+    return report
+
+
+def write_csv(path: Path, collected: Collected) -> None:
+    """One row for each epoch of each run: what the figures of returns are made from."""
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(("study", "task", "protocol", "method", "seed", "epoch", "step", "mean_return", "finished"))
+        for one in collected.runs:
+            whose = (collected.name, one.task, one.protocol, one.method, one.config.seed)
+            for epoch, value in enumerate(one.returns):
+                finished = "yes" if one.finished else "no"
+                writer.writerow((*whose, epoch, one.config.epoch_end(epoch), f"{value:.9g}", finished))
+
+
+def watch(folder: Path, out: Path, options: Options, baseline: str | None, seconds: float) -> None:
+    """The page alone, made anew until every run has finished."""
+    while True:
+        collected = collect(folder, baseline)
+        report, _ = build(collected, options, watching=True)
+        with writable(out, "--out"):
+            out.mkdir(parents=True, exist_ok=True)
+            replace_text(out / "index.html", page.render(report, refresh_seconds=max(1, round(seconds))))
+        if not collected.going and not collected.waiting:
+            return
+        time.sleep(seconds)

@@ -1,0 +1,357 @@
+"""The same run list under three engines: kills, second starts and failures do not change what comes out."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from isqn.cli import INTERRUPTED, main
+from isqn.experiments import drive, engines, worker
+from isqn.experiments.study import Study
+from isqn.experiments.study import to_toml as study_toml
+from isqn.train import checkpoint, record, run
+from isqn.types import UserError
+
+STUDY = Study(
+    name="small",
+    question="Is it the same?",
+    baseline="TB-DQN",
+    seeds=(3, 4),
+    tasks=({"env_id": "isqn/Chain-v0"},),
+    methods=({"scheme": "target-based"},),
+    # the host loop, with a checkpoint every 250 steps: slow enough to be killed in the middle
+    settings={
+        "loop": "host",
+        "total_timesteps": 4_000,
+        "epoch_steps": 250,
+        "log_period_steps": 250,
+        "hidden_sizes": [8],
+    },
+)
+(CELL,) = STUDY.cells()
+
+
+def outcome(out: Path) -> list[tuple]:
+    """Everything of every run that must be the same: parameters, and episodes but for the clock."""
+    found = []
+    for folder in drive.folders(STUDY, out):
+        step, arrays, _ = next(checkpoint.newest_good(folder))
+        rows = record.read_table(folder / "episodes.csv")
+        episodes = [tuple(value for name, value in row.items() if name != "seconds") for row in rows]
+        found.append((step, {name: array.tobytes() for name, array in arrays.items()}, episodes))
+    return found
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    out = tmp_path_factory.mktemp("undisturbed")
+    done = drive.train(STUDY, out, engines.Local(2), quiet=True)
+    assert done == (2, 2, [])
+    return outcome(out)
+
+
+def wait_for(condition, seconds: float = 120.0):
+    """A state that must come; not a test of speed."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if found := condition():
+            return found
+        time.sleep(0.02)
+    raise AssertionError("it never came")
+
+
+def workers_of(out: Path) -> list[psutil.Process]:
+    """Processes that train a job of this study."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        words = process.info["cmdline"] or []
+        if "isqn.experiments.worker" in words and any(word.startswith(str(out)) for word in words):
+            found.append(process)
+    return found
+
+
+def halfway(out: Path) -> list[psutil.Process]:
+    """The workers, once a run has a checkpoint and goes on."""
+    begun = [folder for folder in drive.folders(STUDY, out) if checkpoint.steps(folder)]
+    return workers_of(out) if begun else []
+
+
+def start(out: Path, *words: str) -> subprocess.Popen:
+    """`isqn study` as a person would start it."""
+    file = out / "mine.toml"
+    if not file.exists():
+        file.write_text(study_toml(STUDY))
+    command = [
+        sys.executable,
+        "-m",
+        "isqn.cli",
+        "study",
+        str(file),
+        "--out",
+        str(out / "out"),
+        "--workers",
+        "2",
+        *words,
+    ]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+ENGINES = {"local": (), "ray": ("--engine", "ray"), "slurm": ("--engine", "slurm", "--cluster", "local")}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("victim", ["the run", "its parent"])
+def test_a_killed_worker_is_started_again_and_nothing_is_different(engine, victim, tmp_path, undisturbed):
+    if engine != "local":
+        pytest.importorskip({"ray": "ray", "slurm": "submitit"}[engine])
+    elif victim == "its parent":
+        pytest.skip("that is the study itself: see below")
+    study = start(tmp_path, *ENGINES[engine])
+    process = wait_for(lambda: halfway(tmp_path / "out"))[0]
+    (process if victim == "the run" else process.parent()).send_signal(signal.SIGKILL)
+    _, errors = study.communicate()
+    assert study.returncode == 0, errors
+    assert outcome(tmp_path / "out") == undisturbed
+    assert victim != "the run" or "was killed; it goes on from its checkpoint" in errors
+
+
+def test_a_preempted_slurm_job_is_queued_again(tmp_path, undisturbed):
+    pytest.importorskip("submitit")
+    study = start(tmp_path, *ENGINES["slurm"])
+    process = wait_for(lambda: halfway(tmp_path / "out"))[0]
+    process.parent().send_signal(signal.SIGUSR2)  # what submitit asks SLURM to send
+    _, errors = study.communicate()
+    assert study.returncode == 0, errors
+    assert outcome(tmp_path / "out") == undisturbed
+    logs = "".join(path.read_text() for path in (tmp_path / "out" / "logs").rglob("*.err"))
+    assert "this job is preempted" in logs
+
+
+def test_two_at_once(tmp_path, undisturbed):
+    """The second refuses, and harms nothing."""
+    first = start(tmp_path)
+    wait_for(lambda: workers_of(tmp_path / "out"))
+    second = start(tmp_path)
+    _, errors = second.communicate()
+    assert second.returncode == 1
+    assert errors.splitlines()[-1] == f"isqn: {tmp_path / 'out'} is being trained by another process."
+    first.communicate()
+    assert first.returncode == 0
+    assert outcome(tmp_path / "out") == undisturbed
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_ctrl_c_leaves_everything_resumable(engine, tmp_path, undisturbed):
+    if engine != "local":
+        pytest.importorskip({"ray": "ray", "slurm": "submitit"}[engine])
+    study = start(tmp_path, *ENGINES[engine])
+    wait_for(lambda: halfway(tmp_path / "out"))
+    study.send_signal(signal.SIGINT)
+    _, errors = study.communicate()
+    assert study.returncode == INTERRUPTED, errors
+    assert errors.splitlines()[-1] == f"isqn: stopped; the same command goes on with {tmp_path / 'out'}"
+    assert not workers_of(tmp_path / "out")
+    again = start(tmp_path)
+    again.communicate()
+    assert again.returncode == 0
+    assert outcome(tmp_path / "out") == undisturbed
+
+
+def test_workers_end_with_the_study(tmp_path, undisturbed):
+    """Killed without a word; its workers save and stop, and the next start goes on."""
+    study = start(tmp_path)
+    wait_for(lambda: halfway(tmp_path / "out"))
+    study.kill()
+    study.communicate()
+    again = start(tmp_path)  # at once: it waits for those that are still saving
+    _, errors = again.communicate()
+    assert again.returncode == 0, errors
+    assert outcome(tmp_path / "out") == undisturbed
+
+
+def test_a_second_start_trains_nothing_twice(tmp_path, undisturbed, capsys):
+    (tmp_path / "mine.toml").write_text(study_toml(STUDY))
+    words = ["study", str(tmp_path / "mine.toml"), "--out", str(tmp_path / "out"), "--no-report", "--seeds"]
+    assert main([*words, "3"]) == 0
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "runs").rglob("*")}
+    assert main([*words, "3", "4"]) == 0
+    assert outcome(tmp_path / "out") == undisturbed
+    assert all(path.stat().st_mtime_ns == when for path, when in before.items() if path.is_file())
+    assert drive.jobs(STUDY, tmp_path / "out") == []
+
+
+def test_a_failed_job_is_listed_with_its_log_and_holds_up_no_other(tmp_path, capsys):
+    broken = {"scheme": "target-free", "name": "broken", "learning_rate": 1e30}
+    fast = {"total_timesteps": 1_000, "epoch_steps": 500, "log_period_steps": 250}
+    study = STUDY.replace(seeds=(0,), methods=(broken, *STUDY.methods), settings=fast)
+    (tmp_path / "mine.toml").write_text(study_toml(study))
+    words = ["study", str(tmp_path / "mine.toml"), "--out", str(tmp_path / "out"), "--workers", "1"]
+    assert main(words) == 1
+    said = capsys.readouterr().err
+    log = tmp_path / "out" / "logs" / "isqn-Chain-v0--broken--0.log"
+    assert "1 of 2 runs are there" in said
+    assert f"isqn: isqn-Chain-v0--broken--0 failed: {drive.last_line(log)} (log: {log})" in said
+    assert "stopped being a finite number" in drive.last_line(log)
+
+
+def test_what_cannot_be_made_is_refused_before_anything_is_trained(tmp_path, capsys):
+    study = STUDY.replace(tasks=({"env_id": "CartPool-v1"},))
+    (tmp_path / "mine.toml").write_text(study_toml(study))
+    assert main(["study", str(tmp_path / "mine.toml"), "--out", str(tmp_path / "out")]) == 1
+    assert "CartPool-v1" in capsys.readouterr().err
+    assert not (tmp_path / "out" / "runs").exists()
+
+
+def test_a_folder_with_other_settings_is_refused(tmp_path):
+    folder = CELL.folder(tmp_path, 3)
+    record.create_run(folder, CELL.config.replace(seed=3, learning_rate=0.5))
+    with pytest.raises(UserError) as error:
+        drive.train(STUDY, tmp_path, engines.Local(1), quiet=True)
+    assert str(error.value) == f"{folder} has learning_rate = 0.5 and the study says 0.001; choose another --out."
+
+
+def begin(out: Path, cell, *seeds: int) -> None:
+    """Folders as a program leaves them that was killed in the middle."""
+    for seed in seeds:
+        folder = cell.folder(out, seed)
+        record.create_run(folder, cell.config.replace(seed=seed))
+        others = [f"../seed-{other}" for other in seeds]
+        record.write_summary(folder, {"status": "running", "trained_with": others})
+
+
+def test_seeds_of_a_job(tmp_path):
+    """Begun together, they go on together; new ones follow one another, at most so many in a program."""
+    study = STUDY.replace(seeds=(0, 1, 2, 3, 5, 6, 7, 8, 9), settings={})
+    (cell,) = study.cells()
+    begin(tmp_path, cell, 1, 2)
+    record.create_run(cell.folder(tmp_path, 9), cell.config.replace(seed=9))
+    record.write_summary(cell.folder(tmp_path, 9), {"status": "finished", "trained_with": ["."]})
+
+    def seeds(jobs):
+        return [[job.config.seed + i for i in range(job.config.num_seeds)] for job in jobs]
+
+    assert seeds(drive.jobs(study, tmp_path, seeds_per_job=3)) == [[1, 2], [0], [3], [5, 6, 7], [8]]
+    on_host = study.replace(settings={"loop": "host"})
+    assert seeds(drive.jobs(on_host, tmp_path / "new")) == [[seed] for seed in study.seeds]
+
+
+def test_a_worker_finds_out_what_is_left(tmp_path):
+    """One seed finished, one begun, one half made, one new: whatever a kill left there."""
+    config = CELL.config.replace(loop="compiled", total_timesteps=1_000, epoch_steps=500, log_period_steps=250, seed=0)
+    run.start(config, tmp_path / "seed-0", quiet=True)
+    before = (tmp_path / "seed-0" / "episodes.csv").stat().st_mtime_ns
+    record.create_run(tmp_path / "seed-1", config.replace(seed=1))
+    record.write_summary(tmp_path / "seed-1", {"status": "running", "trained_with": ["."]})
+    record.create_run(tmp_path / "seed-2", config.replace(seed=2))
+    worker.train_job(config.replace(num_seeds=4), tmp_path)
+    assert [record.run_state(tmp_path / f"seed-{seed}") for seed in range(4)] == ["finished"] * 4
+    assert (tmp_path / "seed-0" / "episodes.csv").stat().st_mtime_ns == before
+    assert record.read_summary(tmp_path / "seed-3")["trained_with"] == ["../seed-2", "."]
+
+
+def test_a_worker_waits_for_another_one(tmp_path, monkeypatch, capsys):
+    config = CELL.config.replace(loop="compiled", total_timesteps=500, epoch_steps=500, log_period_steps=250)
+    held = record.hold([tmp_path / "seed-0"])
+    held.__enter__()
+    monkeypatch.setattr(worker.time, "sleep", lambda seconds: held.__exit__(None, None, None))
+    worker.train_job(config, tmp_path)
+    assert record.run_state(tmp_path / "seed-0") == "finished"
+    assert f"{tmp_path / 'seed-0'} is being trained by another process. Waiting for it." in capsys.readouterr().err
+
+
+def test_gpus_are_taken_in_turn(monkeypatch, tmp_path):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,2")
+    gpus = engines.visible_gpus()
+    assert gpus == ["0", "2"]
+    found = [engines.gpu_environment(slot, 3, gpus) for slot in range(3)]
+    assert [one["CUDA_VISIBLE_DEVICES"] for one in found] == ["0", "2", "0"]
+    assert {one["XLA_PYTHON_CLIENT_MEM_FRACTION"] for one in found} == {"0.45"}  # two share the first
+    assert engines.gpu_environment(0, 2, []) == {}
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 'GPU 0: A'\necho 'GPU 1: B'\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    assert engines.visible_gpus() == ["0", "1"]
+
+
+def test_cores_are_shared_out_evenly(monkeypatch):
+    monkeypatch.setattr(engines.os, "sched_getaffinity", lambda _: {0, 1, 2, 3, 8, 9}, raising=False)
+    assert [engines.cores_of(slot, 3) for slot in range(3)] == [[0, 1], [2, 3], [8, 9]]
+    assert [engines.cores_of(slot, 4) for slot in range(4)] == [[0], [1], [2], [3]]
+    assert [engines.cores_of(slot, 8) for slot in range(8)] == [[0], [1], [2], [3], [8], [9], [0], [1]]
+
+
+def test_memory_is_kept_in_mind(monkeypatch, tmp_path):
+    class Process:
+        pid, stdin, code = 0, None, None
+
+        def poll(self):
+            return self.code
+
+        def terminate(self):
+            pass
+
+        wait = poll
+
+    monkeypatch.setattr(engines, "_spawn", lambda *_: Process())
+    monkeypatch.setattr(engines, "cores_of", lambda *_: [])
+    engine = engines.Local(3)
+    gigabyte = 10**9
+    engine._memory = 10 * gigabyte
+    large, small, huge = (
+        engines.Job(name, CELL.config, tmp_path, tmp_path, tmp_path, size * gigabyte)
+        for name, size in (("large", 6), ("small", 3), ("huge", 50))
+    )
+    started = engine.start([large, large, huge, small])
+    assert [job.name for job, _ in started] == ["large", "small"]  # a second large one has to wait
+    assert engine.start([huge]) == []
+    for _, handle in started:
+        handle.process.code = 0
+    assert [job.name for job, _ in engine.start([huge, small])] == ["huge"]  # alone; it will say for itself
+
+
+def test_the_table_of_progress(tmp_path):
+    board = drive.Board(STUDY, tmp_path, enabled=True)
+    (job, other) = drive.jobs(STUDY, tmp_path)
+    begin(tmp_path, CELL, 3)
+    columns = "step,frame\n"
+    (CELL.folder(tmp_path, 3) / "metrics.csv").write_text(columns + "1000,1000\n2000,20")
+    assert board.table([job], 1, []) == [
+        "small: done 0/2 runs · running 1 jobs · waiting 1 · failed 0 · 0 steps/s · not known yet left",
+        "  isqn-Chain-v0--TB-DQN--3  25%",
+    ]
+    (CELL.folder(tmp_path, 3) / "metrics.csv").write_text(columns + "4000,4000\n")
+    board._began -= 1_000  # 3,000 steps in 1,000 s; 4,000 steps are left
+    head, row = board.table([job], 0, [other])
+    assert "failed 1 · 3 steps/s · 22 min 13 s left" in head
+    assert row.endswith("100%")
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--workers", "0"], "--workers is 0; it must be at least 1."),
+        (["--seeds-per-job", "0"], "--seeds-per-job is 0; it must be at least 1."),
+        (["--engine", "slrm"], "--engine is 'slrm'; did you mean slurm?"),
+        (["--engine", "slurm", "--slurm", "partition"], "--slurm 'partition' is not of the form KEY=VALUE"),
+        (["--engine", "slurm", "--cluster", "local", "--slurm", "partitoin=x"], "--slurm: "),
+        (["--engine", "slurm"], "--engine slurm cannot start: "),
+        (["--tasks", "Acrobat-v1"], "did you mean Acrobot-v1?"),
+        (["--seeds", "1", "1"], "they must be different whole numbers"),
+    ],
+)
+def test_bad_words(words, sentence, tmp_path):
+    command = [sys.executable, "-m", "isqn.cli", "study", "online-plain", "--out", str(tmp_path / "out"), *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode in (1, 2)
+    said = done.stderr
+    assert said.startswith("isqn: ")
+    assert sentence in said
+    assert said.count("\n") == 1
+    assert not (tmp_path / "out" / "runs").exists()

@@ -1,0 +1,445 @@
+"""A figure shows the numbers it was given, says which is which, and is the same file for the same numbers."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from isqn.report import figures, style
+from isqn.report.charts import Chart, Figure, Series
+from isqn.types import UserError
+
+PAPER = ("TB-DQN", "TF-DQN", "iS-DQN K=1", "iS-DQN K=3", "iS-DQN K=9", "iS-DQN K=49")
+STEPS = np.array([1e6, 2e6, 3e6, 4e6])
+
+
+def draw(*panels: Chart, title: str = ""):
+    """Laid out too, so that a warning of matplotlib fails the test."""
+    pytest.importorskip("matplotlib")
+    drawn = figures.draw(Figure("name", title, "a caption", panels))
+    drawn.draw_without_rendering()
+    return drawn
+
+
+def bar(point: float, low: float | None = None, high: float | None = None) -> Series:
+    low, high = (None if end is None else np.array([end]) for end in (low, high))
+    return Series(np.array([point]), low, high)
+
+
+def line(*point: float, **more: np.ndarray) -> Series:
+    return Series(np.array(point), x=STEPS[: len(point)], **more)
+
+
+def level(point: float, **more: np.ndarray) -> Series:
+    return Series(np.array([point]), x=np.array([1.0]), **more)
+
+
+def heights(axis) -> list[float]:
+    return [patch.get_height() for patch in axis.patches]
+
+
+def words(axis) -> list[str]:
+    return [text.get_text() for text in axis.texts]
+
+
+def curves(axis, colour: str) -> list[list[float]]:
+    return [list(line.get_ydata()) for line in axis.get_lines() if line.get_color() == colour]
+
+
+def outline(collection) -> np.ndarray:
+    return collection.get_paths()[0].vertices
+
+
+# --- bars
+
+
+def test_bars_are_as_high_as_the_points_and_say_so():
+    chart = Chart("bars", {"TB-DQN": bar(1.0), "TF-DQN": bar(0.724), "iS-DQN K=9": bar(1.061)})
+    (axis,) = draw(chart).axes
+    assert heights(axis) == [1.0, 0.724, 1.061]
+    assert words(axis) == ["1.00", "0.72", "1.06"]
+    assert [tick.get_text() for tick in axis.get_xticklabels()] == ["TB-DQN", "TF-DQN", "iS-DQN\nK=9"]
+    assert axis.get_ylim()[0] == 0
+
+
+def test_an_interval_ends_where_it_is_given_and_the_number_stands_beyond():
+    """Also where the point is outside of it, as a percentile interval allows."""
+    (axis,) = draw(Chart("bars", {"TB-DQN": bar(2.0, 1.5, 2.25), "TF-DQN": bar(1.0, 1.125, 1.5)})).axes
+    assert curves(axis, "black") == [[1.5, 2.25], [1.125, 1.5]]
+    assert [text.xy for text in axis.texts] == [(0, 2.25), (1, 1.5)]
+    assert axis.get_ylim()[1] > 2.25
+
+
+def test_bars_below_zero_hang_from_it():
+    (axis,) = draw(Chart("bars", {"TB-DQN": bar(-20.0, -25.0, -10.0), "TF-DQN": bar(5.0)}, reference=-20.0)).axes
+    assert heights(axis) == [-20.0, 5.0]
+    assert [text.xy for text in axis.texts] == [(0, -25.0), (1, 5.0)]
+    assert words(axis) == ["−20.0", "5.00"]
+    assert axis.get_ylim()[0] < -25
+
+
+def test_a_bar_that_is_not_a_number_keeps_its_place_empty():
+    (axis,) = draw(Chart("bars", {"TB-DQN": bar(np.nan, np.nan, np.nan), "TF-DQN": bar(3.0)})).axes
+    assert heights(axis) == [3.0]
+    assert axis.patches[0].get_x() + axis.patches[0].get_width() / 2 == pytest.approx(1)
+    assert len(axis.get_xticklabels()) == 2
+    assert words(axis) == ["3.00"]
+
+
+def test_seeds_are_dots_on_a_bar_without_an_interval():
+    seeds = np.array([[1.0], [2.0], [6.0]])
+    (axis,) = draw(Chart("bars", {"TB-DQN": Series(np.array([3.0]), seeds=seeds)})).axes
+    assert curves(axis, "white") == [[1.0, 2.0, 6.0]]
+    assert axis.texts[0].xy == (0, 6.0)
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        PAPER,
+        tuple(f"{label}{suffix}" for label in ("TB-Rainbow", "Meta iS-Rainbow K=9") for suffix in ("", ", bfloat16")),
+        ("a", "an unbreakablyLongWordInTheLabel", "b"),
+    ],
+)
+def test_words_under_bars_do_not_overlap(labels):
+    chart = Chart("bars", {label: bar(1.0) for label in labels})
+    for axis in draw(chart, chart, chart).axes:
+        boxes = [tick.get_window_extent() for tick in axis.get_xticklabels()]
+        assert len(boxes) == len(labels)
+        assert all(left.x1 < right.x0 for left, right in itertools.pairwise(boxes))
+
+
+@pytest.mark.parametrize(
+    ("number", "word"),
+    [
+        (0.0, "0.00"),
+        (0.0123, "0.0123"),
+        (0.999, "1.00"),
+        (9.996, "10.0"),
+        (43.21, "43.2"),
+        (432.1, "432"),
+        (999.6, "1k"),
+        (8_100_000, "8.1M"),
+        (4_046_502, "4.05M"),
+        (999_950, "1M"),
+        (1.213e9, "1.21G"),
+    ],
+)
+def test_numbers_on_bars_have_about_three_digits(number, word):
+    (axis,) = draw(Chart("bars", {"TB-DQN": bar(number)})).axes
+    assert words(axis) == [word]
+
+
+# --- lines
+
+
+def test_a_line_goes_through_its_points_and_its_band_between_its_ends():
+    series = line(1.0, 2.0, 4.0, 3.0, low=np.array([0.5, 1.0, 3.0, 2.0]), high=np.array([1.5, 3.0, 5.0, 4.0]))
+    (axis,) = draw(Chart("lines", {"TB-DQN": series}, xlabel="frames")).axes
+    (drawn,) = axis.get_lines()
+    assert list(drawn.get_xdata()) == list(STEPS)
+    assert list(drawn.get_ydata()) == [1.0, 2.0, 4.0, 3.0]
+    corners = {tuple(corner) for corner in outline(axis.collections[0])}
+    assert corners == {*zip(STEPS, series.low, strict=True), *zip(STEPS, series.high, strict=True)}
+    assert axis.collections[0].get_alpha() == 0.2
+    assert [tick.get_text() for tick in axis.get_xticklabels()] == ["1M", "2M", "3M", "4M"]
+
+
+def test_what_is_not_a_number_is_a_gap_and_a_point_alone_is_marked():
+    point = np.arange(20.0)
+    point[[3, 5, 6]] = np.nan
+    (axis,) = draw(Chart("lines", {"TB-DQN": Series(point, x=np.arange(20.0))})).axes
+    (drawn,) = axis.get_lines()
+    assert np.array_equal(drawn.get_ydata(), point, equal_nan=True)
+    assert np.flatnonzero(drawn.get_markevery()).tolist() == [4]
+
+
+def test_a_level_holds_for_every_x():
+    series = {"TB-DQN": line(1.0, 2.0, 3.0), "TF-DQN": level(1.5, low=np.array([1.25]), high=np.array([1.75]))}
+    (axis,) = draw(Chart("lines", series, log_x=True)).axes
+    (across,) = (drawn for drawn in axis.get_lines() if drawn.get_color() == style.ORANGE)
+    assert list(across.get_ydata()) == [1.5, 1.5]
+    ends = axis.transAxes.inverted().transform(across.get_transform().transform(across.get_xydata()))
+    assert ends[:, 0] == pytest.approx([0, 1])
+    (band,) = axis.patches
+    assert (band.get_y(), band.get_height()) == (1.25, 0.5)
+    assert axis.get_xscale() == "log"
+    assert axis.get_xlim()[0] > 5e5, "the level's own x must not stretch the axis"
+
+
+def test_seeds_are_thin_behind_the_mean_if_there_is_no_interval():
+    seeds = np.array([[1.0, 2.0], [3.0, 6.0]])
+    (axis,) = draw(Chart("lines", {"TB-DQN": line(2.0, 4.0, seeds=seeds)})).axes
+    *thin, mean = axis.get_lines()
+    assert [list(drawn.get_ydata()) for drawn in thin] == [[1.0, 2.0], [3.0, 6.0]]
+    assert list(mean.get_ydata()) == [2.0, 4.0]
+    assert max(drawn.get_linewidth() for drawn in thin) < mean.get_linewidth()
+
+    ends = {"low": np.array([1.0, 2.0]), "high": np.array([3.0, 6.0])}
+    (axis,) = draw(Chart("lines", {"TB-DQN": line(2.0, 4.0, seeds=seeds, **ends)})).axes
+    assert len(axis.get_lines()) == 1
+
+
+@pytest.mark.parametrize("kind", ["bars", "lines"])
+def test_a_dashed_level_stands_at_the_reference(kind):
+    series = {"bars": bar(2.0), "lines": line(1.0, 2.0)}[kind]
+    (axis,) = draw(Chart(kind, {"TB-DQN": series}, reference=1.25)).axes
+    assert curves(axis, style.REFERENCE) == [[1.25, 1.25]]
+    (axis,) = draw(Chart(kind, {"TB-DQN": series})).axes
+    assert curves(axis, style.REFERENCE) == []
+
+
+@pytest.mark.parametrize("log_x", [False, True])
+@pytest.mark.parametrize(
+    "x", [np.array([30, 100, 300, 1000, 3000, 8000, 30000]), np.array([0, 1, 2, 10]), np.linspace(0, 1e8, 40)]
+)
+def test_the_numbers_under_lines_do_not_overlap(x, log_x):
+    chart = Chart("lines", {"TB-DQN": Series(np.sqrt(x), x=x)}, log_x=log_x)
+    for count in (1, 5):
+        axis = draw(*[chart] * count).axes[0]
+        left, right = axis.get_xlim()
+        ticks = zip(axis.get_xticks(), axis.get_xticklabels(), strict=True)
+        boxes = [tick.get_window_extent() for place, tick in ticks if left <= place <= right]
+        assert len(boxes) > 1
+        assert all(one.x1 < other.x0 for one, other in itertools.pairwise(boxes))
+
+
+# --- panels and legend
+
+
+@pytest.mark.parametrize(("count", "columns"), [(1, 1), (3, 3), (5, 5), (6, 3), (7, 4), (10, 5), (15, 5)])
+def test_panels_are_wrapped_in_even_rows_which_name_their_axes_once(count, columns):
+    chart = Chart("lines", {"TB-DQN": line(1.0, 2.0)}, xlabel="frames", ylabel="return")
+    axes = draw(*[chart] * count).axes
+    assert len(axes) == count
+    assert len({round(axis.get_position().x0, 3) for axis in axes}) == columns
+    assert [axis.get_ylabel() for axis in axes] == ["return" if i % columns == 0 else "" for i in range(count)]
+    assert [axis.get_xlabel() for axis in axes] == ["frames" if i + columns >= count else "" for i in range(count)]
+
+
+def test_many_bars_take_fewer_panels_to_a_row():
+    drawn = draw(*[Chart("bars", {label: bar(1.0) for label in PAPER})] * 5)
+    assert len({round(axis.get_position().x0, 3) for axis in drawn.axes}) == 3
+    assert drawn.get_figwidth() <= figures.PAGE
+
+
+def test_panels_with_their_own_measure_name_it():
+    charts = [Chart("lines", {"TB-DQN": line(1.0, 2.0)}, title=name, ylabel=name) for name in ("rank", "churn")]
+    axes = draw(*charts, title="Probes").axes
+    assert [axis.get_ylabel() for axis in axes] == ["rank", "churn"]
+    assert [axis.get_title() for axis in axes] == ["rank", "churn"]
+    assert axes[0].figure.get_suptitle() == "Probes"
+
+
+def test_panels_with_one_baseline_share_their_height():
+    low, high = ({"TB-DQN": line(0.0, top)} for top in (1.0, 9.0))
+    first, second = draw(Chart("lines", low, reference=1.0), Chart("lines", high, reference=1.0)).axes
+    assert first.get_ylim() == second.get_ylim()
+    first, second = draw(
+        Chart("bars", {"a": bar(1.0)}, reference=1.0), Chart("bars", {"a": bar(9.0)}, reference=1.0)
+    ).axes
+    assert first.get_ylim() == second.get_ylim()
+    assert first.get_ylim()[1] > 9
+    first, second = draw(Chart("lines", low), Chart("lines", high)).axes
+    assert first.get_ylim()[1] < 2
+
+
+def test_the_legend_is_read_in_the_order_given_within_the_figure():
+    """From left to right, then down; labels of several panels are named once, and what is drawn nowhere is not."""
+    given = [*PAPER, "ES-DQN N=9", "Meta iS-DQN K=9"]
+    first = Chart("lines", {label: line(1.0, 2.0) for label in given[:5]})
+    second = Chart("lines", {label: line(1.0, 2.0) for label in given[3:]} | {"gone": line(np.nan, np.nan)})
+    drawn = draw(first, second)
+    (legend,) = drawn.legends
+    texts = sorted(
+        legend.get_texts(), key=lambda text: (-round(text.get_window_extent().y0), text.get_window_extent().x0)
+    )
+    assert [text.get_text() for text in texts] == given
+    assert len({round(text.get_window_extent().y0) for text in texts}) > 1, "one row only: the order was not at stake"
+    shown = {text.get_text(): line for text, line in zip(legend.get_texts(), legend.get_lines(), strict=True)}
+    assert {label: line.get_color() for label, line in shown.items()} == style.colours(given)
+    box = legend.get_window_extent()
+    assert 0 <= box.x0 < box.x1 <= drawn.bbox.width
+    assert box.y1 < min(axis.get_tightbbox().y0 for axis in drawn.axes)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7, 9, 13])
+def test_the_legend_never_leaves_the_figure(count):
+    drawn = draw(Chart("lines", {f"pair {i}": line(1.0, 2.0) for i in range(count)}))
+    box = drawn.legends[0].get_window_extent()
+    assert 0 <= box.x0 < box.x1 <= drawn.bbox.width
+
+
+def test_a_label_can_look_the_same_in_all_figures_of_a_report():
+    pytest.importorskip("matplotlib")
+    among = ["Meta TB-DQN", "Meta iS-DQN K=9", "TB-DQN", "TB-DQN, LN"]
+    figure = Figure("x", "", "", (Chart("lines", {label: line(1.0, 2.0) for label in ("TB-DQN, LN", among[1])}),))
+    alone, together = (figures.draw(figure, labels).legends[0].get_lines() for labels in ((), among))
+    assert [line.get_color() for line in alone] == [style.BLACK, style.REST[0]]
+    assert [line.get_color() for line in together] == [style.BLACK, style.REST[1]]
+    assert together[0].get_linestyle() == "--"
+
+
+def test_bars_are_named_where_they_stand_and_need_no_legend():
+    assert draw(Chart("bars", {label: bar(1.0) for label in PAPER})).legends == []
+
+
+@pytest.mark.parametrize("kind", ["bars", "lines"])
+@pytest.mark.parametrize("log_x", [False, True])
+def test_nothing_to_draw_is_said(kind, log_x):
+    nothing = {"bars": bar(np.nan), "lines": line(np.nan, np.nan)}[kind]
+    for series in ({}, {"TB-DQN": nothing}):
+        (axis,) = draw(Chart(kind, series, log_x=log_x)).axes
+        assert "no data" in words(axis)
+    assert draw().axes == []
+
+
+def test_levels_alone_can_be_drawn():
+    (axis,) = draw(Chart("lines", {"TF-DQN": level(2.0)}, log_x=True)).axes
+    assert curves(axis, style.ORANGE) == [[2.0, 2.0]]
+    assert words(axis) == []
+
+
+# --- files
+
+
+def test_the_same_numbers_give_the_same_bytes(tmp_path, monkeypatch):
+    """Whatever the day, and whatever the reader's own settings of matplotlib."""
+    matplotlib = pytest.importorskip("matplotlib")
+    bars = Chart("bars", {label: bar(1.0, 0.9, 1.1) for label in (*PAPER, "TB-DQN, LN")}, reference=1.0)
+    lines = Chart("lines", {"TB-DQN": line(1.0, 3.0, 2.0), "TF-DQN": level(1.0)}, xlabel="frames")
+    figure = Figure("auc", "A title", "a caption", (bars, lines))
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "0")
+    first = figures.write(figure, tmp_path / "new" / "first")
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1000000000")
+    with matplotlib.rc_context({"axes.facecolor": "red", "font.size": 30, "svg.hashsalt": None, "pdf.fonttype": 3}):
+        second = figures.write(figure, tmp_path / "second")
+        assert matplotlib.rcParams["font.size"] == 30
+    assert first == [tmp_path / "new" / "first" / f"auc.{suffix}" for suffix in ("svg", "pdf", "png")]
+    heads = {".svg": b"<?xml", ".pdf": b"%PDF", ".png": b"\x89PNG"}
+    for one, other in zip(first, second, strict=True):
+        assert one.read_bytes().startswith(heads[one.suffix])
+        assert one.read_bytes() == other.read_bytes(), one.suffix
+
+
+def test_other_numbers_give_other_bytes(tmp_path):
+    pytest.importorskip("matplotlib")
+    for name, point in (("a", 1.0), ("b", 1.01)):
+        figures.write(Figure("x", "", "", (Chart("bars", {"TB-DQN": bar(point)}),)), tmp_path / name)
+    for suffix in ("svg", "pdf", "png"):
+        assert (tmp_path / "a" / f"x.{suffix}").read_bytes() != (tmp_path / "b" / f"x.{suffix}").read_bytes()
+
+
+def test_without_matplotlib_one_sentence_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    figure = Figure("x", "", "", ())
+    for attempt in (lambda: figures.draw(figure), lambda: figures.write(figure, tmp_path)):
+        with pytest.raises(UserError, match=r'^Figures need matplotlib: pip install "isqn\[report\]"\.$'):
+            attempt()
+
+
+def test_importing_does_not_load_matplotlib():
+    code = "import sys, isqn.report.figures; print('matplotlib' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
+# --- colours and dashes
+
+
+def test_the_schemes_of_the_paper_have_their_colours():
+    assert style.colours([*PAPER, "ES-DQN N=9"]) == {
+        "TB-DQN": "#000000",
+        "TF-DQN": "#E69F00",
+        "iS-DQN K=1": "#56B4E9",
+        "iS-DQN K=3": "#0072B2",
+        "iS-DQN K=9": "#009E73",
+        "iS-DQN K=49": "#CC79A7",
+        "ES-DQN N=9": "#D55E00",
+    }
+    assert {dash.plotly for dash in style.dashes(PAPER).values()} == {"solid"}
+    assert style.colours(["iS-CQL K=9"]) == {"iS-CQL K=9": "#009E73"}
+
+
+# Linear RGB as the two common kinds of colour-blind readers see it (Machado et al. 2009, severity 1).
+SEEN_BY = {
+    "all cones": np.eye(3),
+    "protanopia": np.array(
+        [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]]
+    ),
+    "deuteranopia": np.array(
+        [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]]
+    ),
+}
+
+
+def lab(colour: str, seen: np.ndarray) -> np.ndarray:
+    """CIE 1976 L*a*b* of an sRGB colour (IEC 61966-2-1, white D65)."""
+    rgb = np.array([int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)])
+    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+    to_xyz = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
+    xyz = to_xyz @ np.clip(seen @ linear, 0, 1) / [0.9505, 1.0, 1.089]
+    f = np.where(xyz > 0.008856, np.cbrt(xyz), 7.787 * xyz + 16 / 116)
+    return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
+
+
+@pytest.mark.parametrize("reader", SEEN_BY)
+def test_colour_blind_readers_tell_the_schemes_apart(reader):
+    """Two is just noticeable; red and green of equal lightness would be near 0 for some."""
+    colours = style.colours([*PAPER, "ES-DQN N=9", "Meta iS-DQN K=9", "i-DQN K=9"]).values()
+    for one, other in itertools.combinations(colours, 2):
+        assert np.linalg.norm(lab(one, SEEN_BY[reader]) - lab(other, SEEN_BY[reader])) > 15, (one, other)
+
+
+def test_a_suffix_keeps_the_colour_and_changes_the_dash():
+    labels = ["TB-DQN", "TB-DQN, LN", "iS-DQN K=9, LN", "Meta iS-DQN K=9", "Meta iS-DQN K=9, LN", "TB-DQN, bfloat16"]
+    colours, dashes = style.colours(labels), style.dashes(labels)
+    assert colours["TB-DQN"] == colours["TB-DQN, LN"] == colours["TB-DQN, bfloat16"] == style.BLACK
+    assert colours["iS-DQN K=9, LN"] == style.GREEN
+    assert colours["Meta iS-DQN K=9"] == colours["Meta iS-DQN K=9, LN"] not in (style.BLACK, style.GREEN)
+    assert [dashes[label].plotly for label in labels] == ["solid", "dash", "dash", "solid", "dash", "dot"]
+    assert style.dashes(["TB-DQN", "TB-CQL"])["TB-CQL"].plotly == "dash"
+
+
+def test_numbered_labels_go_from_dark_to_light_by_their_number():
+    labels = [f"pair {i}" for i in (10, 9, 1, 2, 3)]
+    colours = style.colours(labels)
+    light = [lab(colours[f"pair {i}"], np.eye(3))[0] for i in (1, 2, 3, 9, 10)]
+    assert light == sorted(light)
+    assert len(set(light)) == 5
+    assert list(colours) == labels
+
+
+def test_other_k_lie_between_their_neighbours():
+    red, green, blue = (int(style.colours(["iS-DQN K=5"])["iS-DQN K=5"][i : i + 2], 16) for i in (1, 3, 5))
+    assert red == 0
+    assert 0x72 < green < 0x9E
+    assert 0x73 < blue < 0xB2
+
+
+LABELS = st.builds(
+    lambda name, suffix: name + suffix,
+    st.one_of(
+        st.sampled_from(["TB-DQN", "TB-CQL", "TF-DQN", "iS-DQN", "Meta TB-DQN", "Breakout", "", "K=3", "i-DQN K=3"]),
+        st.builds(
+            "{}{}".format, st.sampled_from(["iS-DQN K=", "ES-DQN N=", "pair ", "Meta iS-DQN K="]), st.integers(1, 2000)
+        ),
+        st.text(max_size=3),
+    ),
+    st.sampled_from(["", "", ", LN", ", bfloat16", ", LN, bfloat16", ", a", ", b", ", c"]),
+)
+
+
+@settings(max_examples=200)
+@given(st.lists(LABELS, max_size=60))
+def test_no_two_labels_share_colour_and_dash(labels):
+    colours, dashes = style.colours(labels), style.dashes(labels)
+    assert colours.keys() == dashes.keys() == set(labels)
+    for name in ("matplotlib", "plotly"):
+        assert len({(colours[label], getattr(dashes[label], name)) for label in colours}) == len(colours)

@@ -1,0 +1,528 @@
+"""The presets are the paper's tables: row by row against its text where that is at hand, and as numbers everywhere."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from isqn.data.replay import Replay
+from isqn.envs.adapter import make_environment
+from isqn.envs.atari import MACHADO2018, find_protocol
+from isqn.experiments.config import Config
+from isqn.experiments.presets import AGENTS, PRESETS, find_preset, preset_config, preset_for, presets_of
+from isqn.networks import Network, make_network
+from isqn.networks.torsos import Activation, Style
+from isqn.schemes import SCHEMES
+from isqn.types import EnvSpec, UserError
+
+PAPER = Path(__file__).parents[2] / "shared" / "paper" / "is-qn.tex"
+with_the_paper = pytest.mark.skipif(not PAPER.exists(), reason="the paper is not here")
+
+ATARI = EnvSpec("ALE/Asterix-v5", "machado2018-v1", (84, 84, 1), "uint8", 9, frame_stack=4, frames_per_step=4)
+ONLINE = ("atari-cnn-ln", "atari-cnn", "atari-batchnorm", "atari-impala-ln")
+LATER = ("atari-cql", "atari-stream", "dmc-hard", "wordle")
+
+# -- the numbers, without the paper ----------------------------------------------------------------------------------
+
+TABLE_1 = {"discount": 0.99, "max_episode_steps": 27_000, "reward_clip": 1.0, "batch_size": 32}
+DQN = (
+    TABLE_1
+    | {"epoch_steps": 250_000, "target_update_period": 8_000, "learning_starts": 20_000, "buffer_size": 1_000_000}
+    | {"update_period": 4, "epsilon_start": 1.0, "epsilon_end": 0.01, "epsilon_decay_steps": 250_000}
+    | {"learning_rate": 6.25e-5, "adam_epsilon": 1.5e-4}
+)
+NUMBERS = dict.fromkeys(ONLINE, DQN) | {
+    "atari-cql": TABLE_1
+    | {"epoch_updates": 62_500, "target_update_period_updates": 2_000, "dataset_size": 5_000_000}
+    | {"learning_rate": 5e-5, "adam_epsilon": 3.125e-4, "conservative_weight": 0.1},
+    "dmc-hard": {"discount": 0.99, "max_episode_frames": 1_000, "action_repeat": 2, "batch_size": 256}
+    | {"head_hidden_size": 512, "total_timesteps": 500_000, "target_step_size": 5e-3, "learning_starts": 5_000}
+    | {"buffer_size": 1_000_000, "learning_rate": 1e-4, "learning_rate_end": 1e-5, "num_atoms": 101, "twin_q": False},
+    "wordle": {"discount": 0.99, "vocabulary_size": 35, "reward_incorrect": -1, "reward_correct": 0}
+    | {"batch_size": 1_024, "dropout": 0.1, "head_hidden_size": 1_536, "total_updates": 600_000}
+    | {"target_step_size": 5e-3, "learning_rate": 1e-5, "inverse_temperature": 4, "conservative_weight": 1e-4},
+    "atari-stream": {"last_hidden_size": 256, "initial_sparsity": 0.9, "obgd_kappa": 2, "learning_rate": 1}
+    | {"trace_decay": 0.8, "target_update_period": 10, "discount": 0.99, "max_episode_steps": 27_000},
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_the_numbers_of_the_paper(name):
+    fields = PRESETS[name].fields
+    assert {field: fields[field] for field in NUMBERS[name]} == NUMBERS[name]
+
+
+@pytest.mark.parametrize("name", ONLINE)
+def test_the_online_atari_presets_differ_in_the_network_only(name):
+    config = preset_config(name)
+    torso = "impala" if "impala" in name else "nature"
+    network = {"torso": torso, "layer_norm": name.endswith("-ln"), "batch_norm": name == "atari-batchnorm"}
+    assert config == preset_config("atari-cnn").replace(**network)
+    assert (config.protocol, config.num_steps_return, config.loss) == ("machado2018", 1, "dqn")
+    assert (config.acting_rule, config.target_step_size, config.pair_weights) == ("uniform", 1.0, (1.0,))
+    assert config.num_epochs == 100
+
+
+def test_offline_periods_are_those_of_dqn_in_gradient_steps():
+    online, offline = PRESETS["atari-impala-ln"].fields, PRESETS["atari-cql"].fields
+    assert not {"epoch_steps", "target_update_period", "update_period"} & offline.keys()
+    assert offline["epoch_updates"] * online["update_period"] == online["epoch_steps"]
+    assert offline["target_update_period_updates"] * online["update_period"] == online["target_update_period"]
+    assert offline["total_updates"] == 50 * offline["epoch_updates"]
+
+
+def test_units_of_what_the_paper_leaves_open():
+    dmc, wordle, stream = (PRESETS[name].fields for name in ("dmc-hard", "wordle", "atari-stream"))
+    fifth = dmc["max_episode_frames"] / dmc["action_repeat"] / 5  # SimbaV2's discount, for an episode in agent steps
+    assert dmc["discount"] == (fifth - 1) / fifth
+    assert dmc["total_timesteps"] == 50 * dmc["epoch_steps"]
+    assert wordle["batch_size"] == 16 * wordle["micro_batch_size"]
+    assert wordle["total_updates"] == 60 * wordle["epoch_updates"]
+    assert stream["total_timesteps"] == 100 * stream["epoch_steps"] == 20 * stream["epsilon_decay_steps"]
+
+
+def test_the_smoke_preset_is_the_papers_main_setting_cut_short():
+    paper, smoke = (dataclasses.asdict(preset_config(name)) for name in ("atari-cnn-ln", "atari-smoke"))
+    shorter = {name for name in paper if paper[name] != smoke[name]}
+    assert shorter == {
+        *("buffer_size", "learning_starts", "epsilon_decay_steps", "target_update_period", "epoch_steps"),
+        *("log_period_steps", "total_timesteps"),
+    }
+    assert all(smoke[name] < paper[name] for name in shorter)
+
+
+# -- names and agents --------------------------------------------------------------------------------------------------
+
+
+def test_presets_belong_to_agents():
+    assert AGENTS == ("dqn",)
+    assert {name: PRESETS[name].agent for name in LATER} == {
+        "atari-cql": "cql",
+        "atari-stream": "stream-q",
+        "dmc-hard": "sac",
+        "wordle": "ilql",
+    }
+    assert set(presets_of("dqn")) == PRESETS.keys() - set(LATER)
+    assert presets_of("ilql") == ("wordle",)
+    assert presets_of("ppo") == ()
+
+
+@pytest.mark.parametrize("name", LATER)
+def test_a_preset_of_an_agent_that_is_not_here_says_so_when_used(name):
+    preset = find_preset(name)
+    with pytest.raises(UserError) as error:
+        preset_config(name)
+    assert str(error.value) == (
+        f"--preset {name} is for `isqn train {preset.agent}`, which this version does not have; "
+        "the presets of `isqn train dqn` are atari-cnn-ln, atari-cnn, atari-batchnorm, atari-impala-ln, atari-smoke, "
+        "minatar, classic, toy."
+    )
+
+
+@pytest.mark.parametrize("name", LATER)
+def test_a_field_that_a_run_has_already_keeps_its_meaning(name):
+    known = {field.name for field in dataclasses.fields(Config)}
+    there = {field: value for field, value in PRESETS[name].fields.items() if field in known}
+    config = Config(**there)
+    assert {field: getattr(config, field) for field in there} == there
+    assert len(there) < len(PRESETS[name].fields)
+
+
+def test_a_preset_that_is_not_known_is_answered_with_the_nearest():
+    with pytest.raises(UserError) as error:
+        find_preset("atari-cn")
+    assert str(error.value) == "--preset 'atari-cn' is not known; did you mean atari-cnn?"
+    with pytest.raises(UserError, match="--preset 'wordl' is not known; did you mean wordle"):
+        preset_config("wordl")
+    with pytest.raises(UserError, match="--preset '0' is not known; choose one of atari-cnn-ln, atari-cnn, "):
+        find_preset("0")
+
+
+@pytest.mark.parametrize(
+    ("env_id", "name"),
+    [
+        ("ALE/Pong-v5", "atari-cnn-ln"),
+        ("MinAtar/Breakout", "minatar"),
+        ("isqn/Grid-v0", "toy"),
+        ("CartPole-v1", "classic"),
+        ("my_module:Mine-v0", "classic"),
+    ],
+)
+def test_the_environment_chooses_a_preset(env_id, name):
+    assert preset_for(env_id) == name
+
+
+# -- reading the paper -------------------------------------------------------------------------------------------------
+
+
+def plain(tex: str) -> str:
+    """`$5 \\times 10^{-5}$` as 5e-5, `$27\\,000$` as 27000, words and symbols without their TeX."""
+    tex = re.sub(r"~?\\cite\w*\{.*?\}", "", tex)
+    tex = re.sub(r"\s*\\times 10\^\{(.*?)\}", r"e\1", tex.replace("$", "").replace(r"\,", ""))
+    tex = re.sub(r"\\(?:text\w*|mathcal)\{(.*?)\}", r"\1", tex)
+    return " ".join(re.sub(r"\{\s*|[}\\]", "", tex).split())
+
+
+@cache
+def read_tables(tex: str) -> dict[tuple[str, str], dict[str, str]]:
+    """(table, section) -> name of a row -> its cell. Names and cells that take several lines are joined."""
+    _, *parts = re.split(r"\\label\{T:(\w+)\}", tex)
+    found: dict[tuple[str, str], dict[str, str]] = {}
+    for table, text in zip(parts[::2], parts[1::2], strict=True):
+        for body in re.findall(r"\\begin\{tabular\}\{.*?\}\n(.*?)\\end\{tabular\}", text, re.DOTALL):
+            body = re.sub(r"\\shortstack\{(.*?)\\\\(.*?)\}", r"\1 \2", body)
+            body = re.sub(r"\\multirow\{\d\}\{\*\}\{([^{}]*)\}", r"\1", body)
+            for ruled in re.split(r"\\(?:toprule|midrule|hline|bottomrule)", body):
+                if title := re.search(r"\\multicolumn\{2\}\{ c \}\{(.*?)\}", ruled):
+                    rows = found[table, title[1]] = {}
+                elif ruled.strip():
+                    lines = [line.partition("&")[::2] for line in ruled.split(r"\\")]
+                    name, cell = (plain(" ".join(column)) for column in zip(*lines, strict=True))
+                    assert name not in rows, name
+                    rows[name] = cell
+    return found
+
+
+def test_the_reader_of_tables_on_a_small_one():
+    tex = r"""
+    \caption{...}\label{T:mine}
+    \begin{tabular}{ l | r }
+        \toprule
+        \multicolumn{2}{ c }{First} \\
+        \hline
+        Number of & \multirow{2}{*}{$62\,500$} \\
+        steps $T$ & \\
+        \midrule
+        \multicolumn{2}{ c }{Second} \\
+        \hline
+        \multirow{2}{*}{\shortstack{Two\\lines}}
+        & $\text{FC }512$ \\
+        & $- \text{FC }n_{ \mathcal{A}}$ [TB] \\
+        \hline
+        Rate~\citep{someone2024} $\epsilon$ & $3.125 \times 10^{-4}$ \\
+        \bottomrule
+    \end{tabular}"""
+    assert read_tables(tex) == {
+        ("mine", "First"): {"Number of steps T": "62500"},
+        ("mine", "Second"): {"Two lines": "FC 512 - FC n_A [TB]", "Rate epsilon": "3.125e-4"},
+    }
+
+
+def number(cell: str) -> float:
+    """The number that a cell begins with."""
+    return float(re.match(r"-?[\d.]+(e-?\d+)?", cell)[0])
+
+
+def found(pattern: str) -> Callable[[str], float]:
+    return lambda cell: float(re.search(pattern, cell)[1])
+
+
+def bound(cell: str) -> float:
+    low, high = map(float, re.fullmatch(r"clip\((.*), (.*)\)", cell).groups())
+    assert -low == high
+    return high
+
+
+def yes(cell: str) -> bool:
+    return {"Yes": True, "No": False}[cell]
+
+
+def slug(cell: str) -> str:
+    """The words before a bracket: "GPT-2 small (Dropout p=0.1)" is gpt2-small."""
+    return cell.partition(" (")[0].replace("GPT-2", "GPT2").replace(" dataset", "").replace(" ", "-").lower()
+
+
+def schemes(cell: str) -> tuple[str, ...]:
+    """ "TF-SAC, iS-SAC" as the names of schemes."""
+    names = {make(2).prefix: name for name, make in SCHEMES.items()}
+    return tuple(names[label.partition("-")[0]] for label in cell.split(", "))
+
+
+# -- what is no field, but code ----------------------------------------------------------------------------------------
+
+
+HEADS = re.compile(r"FC (\S+(?: n_\w+)?) \[(.*?)\]")
+
+
+def network_of(preset: str, num_heads: int = 1) -> Network:
+    there = PRESETS[preset].fields
+    style = {name: there[name] for name in ("torso", "layer_norm", "batch_norm") if name in there}
+    return make_network(ATARI, num_heads, Config(**style))
+
+
+def layers(preset: str) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
+    """The kernels of a preset's convolutions, and the shapes of what its ReLUs put out."""
+    network = network_of(preset)
+    params, statistics = jax.eval_shape(network.init, jax.random.key(0))
+    units, _ = jax.eval_shape(network.look, params, statistics, ATARI.batch(1).obs)
+    leaves = jax.tree_util.tree_leaves_with_path(params["torso"])
+    kernels = [leaf.shape for path, leaf in leaves if path[-1].key == "kernel" and leaf.ndim == 4]
+    return kernels, [layer.shape[1:] for layer in units]
+
+
+def hidden_layer_and_heads(cell: str, preset: str) -> None:
+    """FC 512, then FC n [TB, TF] or FC (K+1) n [iS]: the last layer is K + 1 times as wide."""
+    k = 9
+    widths = {scheme: width for width, labels in HEADS.findall(cell) for scheme in schemes(labels)}
+    assert list(widths) == ["target-based", "target-free", "iterated-shared"]
+    for scheme, width in widths.items():
+        assert SCHEMES[scheme](k).num_heads == (k + 1 if width.startswith("(K+1)") else 1)
+    hidden, fields = found(r"^FC (\d+)")(cell), PRESETS[preset].fields
+    if "head_hidden_size" in fields:
+        assert fields["head_hidden_size"] == hidden
+    else:  # it is the last layer of the torso
+        params, _ = jax.eval_shape(network_of(preset, k + 1).init, jax.random.key(0))
+        assert params["heads"]["kernel"].shape == (k + 1, hidden, ATARI.num_actions)
+
+
+def convolutions(cell: str, preset: str) -> None:
+    """The Nature CNN; IMPALA is in the caption of the table."""
+    if PRESETS[preset].fields["torso"] != "nature":
+        return
+    expected, outputs, channels, size = [], [], 4, 84
+    for height, width, stride, features in re.findall(r"Conv_(\d),(\d)\^(\d) (\d+)", cell):
+        size = -(-size // int(stride))
+        expected.append((int(height), int(width), channels, int(features)))
+        outputs.append((size, size, int(features)))
+        channels = int(features)
+    kernels, units = layers(preset)
+    assert len(expected) == 3
+    assert kernels == expected
+    assert units[:3] == outputs
+
+
+def activations(cell: str, preset: str) -> None:
+    """All torsos have one kind of activation."""
+    x = np.array([[-2.0, 0.0, 3.0]], np.float32)
+    assert Activation(Style()).apply({}, x, False).tolist() == getattr(jax.nn, cell.lower())(x).tolist()
+
+
+def minimal_actions(cell: str, preset: str) -> None:
+    assert cell == "No"
+    if find_spec("ale_py") and find_spec("cv2"):
+        environment = make_environment("ALE/Breakout-v5", protocol=PRESETS[preset].fields["protocol"])
+        assert environment.spec.num_actions == 4  # of the console's 18
+        environment.close()
+
+
+def first_in_first_out(cell: str, preset: str) -> None:
+    assert cell == "FIFO"
+    replay = Replay(EnvSpec("small", "test", (1,), "float32", 9), 3, compress=False, discount=0.9)
+    replay.add_first(np.zeros(1, np.float32))
+    for action in range(5):
+        replay.add(action, 0.0, False, False, np.zeros(1, np.float32))
+    assert replay.gather(replay.valid_starts()).action.tolist() == [3, 4]  # two of the last three rows are followed
+
+
+# -- the tables --------------------------------------------------------------------------------------------------------
+
+# (table, section) -> the presets that it is about, and what each of its rows is: fields with how to read them, or code.
+TABLES: dict[tuple[str, str], tuple[tuple[str, ...], dict[str, Any]]] = {
+    ("atari_parameters", "Shared hyperparameters"): (
+        (*ONLINE, "atari-smoke", "atari-cql"),
+        {
+            "Discount factor gamma": {"discount": number},
+            "Horizon H": {"max_episode_steps": number},
+            "Full action space": minimal_actions,
+            "Reward clipping": {"reward_clip": bound},
+            "Batch size": {"batch_size": number},
+            "Torso architecture": convolutions,
+            "Head architecture": hidden_layer_and_heads,
+            "Activations": activations,
+        },
+    ),
+    ("atari_parameters", "CQL hyperparameters"): (
+        ("atari-cql",),
+        {
+            "Number of gradient steps per epoch": {"epoch_updates": number},
+            "Target update period T": {"target_update_period_updates": number},
+            "Dataset size": {"dataset_size": number},
+            "Learning rate": {"learning_rate": number},
+            "Adam epsilon": {"adam_epsilon": number},
+            "CQL weight alpha": {"conservative_weight": number},
+        },
+    ),
+    ("atari_parameters", "DQN hyperparameters"): (
+        ONLINE,
+        {
+            "Number of training steps per epoch": {"epoch_steps": number},
+            "Target update period T": {"target_update_period": number},
+            "Type of the replay buffer D": first_in_first_out,
+            "Initial number of samples in D": {"learning_starts": number},
+            "Maximum number of samples in D": {"buffer_size": number},
+            "Gradient step period G": {"update_period": number},
+            "Starting epsilon": {"epsilon_start": number},
+            "Ending epsilon": {"epsilon_end": number},
+            "epsilon linear decay duration": {"epsilon_decay_steps": number},
+            "Batch size": {"batch_size": number},
+            "Learning rate": {"learning_rate": number},
+            "Adam epsilon": {"adam_epsilon": number},
+        },
+    ),
+    ("simbav2_parameters", "Environment"): (
+        ("dmc-hard",),
+        {
+            "Discount factor gamma": {"discount": number},
+            "Horizon H": {"max_episode_frames": number},
+            "Action repeat": {"action_repeat": number},
+        },
+    ),
+    ("simbav2_parameters", "Experiments"): (
+        ("dmc-hard",),
+        {
+            "Batch size": {"batch_size": number},
+            "Policy architecture": {"policy_torso": slug},
+            "Critic Torso architecture": {"torso": slug},
+            "Critic Head architecture": hidden_layer_and_heads,
+            "Activations": {"activation": str.lower},
+            "BatchNorm": {"batch_norm_schemes": schemes},
+            "Number of training steps": {"total_timesteps": number},
+            "Soft target update tau": {"target_step_size": number},
+            "Initial number of samples in D": {"learning_starts": number},
+            "Maximum number of samples in D": {"buffer_size": number},
+            "Initial learning rate": {"learning_rate": number},
+            "Final learning rate": {"learning_rate_end": number},
+            "Optimizer": {"optimizer": str.lower},
+        },
+    ),
+    ("simbav2_parameters", "SimbaV2 hyperparameters"): (
+        ("dmc-hard",),
+        {"Double Q": {"twin_q": yes}, "Distributional critic bins n_atoms": {"num_atoms": number}},
+    ),
+    ("wordle_parameters", "Environment"): (
+        ("wordle",),
+        {
+            "Dataset": {"dataset": slug},
+            "Discount factor gamma": {"discount": number},
+            "Number of tokens": {"vocabulary_size": number},
+            "Rewards": {
+                "reward_incorrect": found(r"(\S+) for incorrect guess"),
+                "reward_correct": found(r"(\S+) for correct guess"),
+            },
+        },
+    ),
+    ("wordle_parameters", "Experiments"): (
+        ("wordle",),
+        {
+            "Batch size": {"batch_size": number},
+            "Policy architecture": {"policy_torso": slug, "dropout": found(r"Dropout p=([\d.]+)")},
+            "Torso architecture Q,V": {"torso": slug, "dropout": found(r"Dropout p=([\d.]+)")},
+            "Head architecture Q": hidden_layer_and_heads,
+            "Head architecture V": hidden_layer_and_heads,
+            "Activations": {"activation": str.lower},
+            "Number of gradient steps": {"total_updates": number},
+            "Soft target update tau": {"target_step_size": number},
+            "Learning rate": {"learning_rate": number},
+            "Optimizer": {"optimizer": str.lower},
+        },
+    ),
+    ("wordle_parameters", "ILQL hyperparameters"): (
+        ("wordle",),
+        {
+            "Inverse temperature beta": {"inverse_temperature": number},
+            "CQL weight alpha": {"conservative_weight": number},
+        },
+    ),
+}
+
+
+@with_the_paper
+def test_no_row_of_a_table_is_forgotten():
+    printed = read_tables(PAPER.read_text())
+    assert {section: list(rows) for section, rows in printed.items()} == {
+        section: list(rows) for section, (_, rows) in TABLES.items()
+    }
+
+
+@with_the_paper
+@pytest.mark.parametrize(
+    ("section", "preset"),
+    [
+        pytest.param(section, preset, id=f"{preset} {section[1]}")
+        for section, (presets, _) in TABLES.items()
+        for preset in presets
+    ],
+)
+def test_a_preset_says_what_its_table_says(section, preset):
+    fields = PRESETS[preset].fields
+    for row, cell in read_tables(PAPER.read_text())[section].items():
+        meaning = TABLES[section][1][row]
+        if callable(meaning):
+            meaning(cell, preset)
+        else:
+            assert {field: fields[field] for field in meaning} == {f: read(cell) for f, read in meaning.items()}, row
+
+
+# -- the text ----------------------------------------------------------------------------------------------------------
+
+
+def paragraph(title: str) -> str:
+    """From a heading in bold to the next empty line."""
+    text = PAPER.read_text()
+    begin = text.index(rf"\textbf{{{title}}} \quad")
+    return plain(text[begin : text.index("\n\n", begin)])
+
+
+@with_the_paper
+def test_the_streaming_preset_says_what_the_text_says():
+    text, fields = paragraph("Streaming RL setup"), PRESETS["atari-stream"].fields
+    protocol = find_protocol(fields["protocol"])
+    noops = r"replaced from sticky actions to a random number of NO OP actions chosen uniformly between (\d+) and (\d+)"
+    hidden = r"The last hidden linear layer is composed of (\d+) neurons instead of (\d+)\."
+    says = [
+        (noops, (0, protocol.max_noops)),  # ours begin at 1: docs/deviations.md
+        (hidden, (fields["last_hidden_size"], layers("atari-cnn-ln")[1][-1][0])),
+        (r"initialized with a sparsity level of (\d+)%", (100 * fields["initial_sparsity"],)),
+        (r"optimizer's hyperparameters are kappa = (\d+)", (fields["obgd_kappa"],)),
+        (r"the default learning rate is (\d+)\.", (fields["learning_rate"],)),
+        (r"trace coefficient is set to lambda=([\d.]+)\.", (fields["trace_decay"],)),
+    ]
+    numbers = [tuple(map(float, re.search(pattern, text).groups())) for pattern, _ in says]
+    assert numbers == [pytest.approx(value) for _, value in says]
+    assert re.findall(r"\d+(?:\.\d+)?", text) == [
+        f"{value:g}" for pair in numbers for value in pair
+    ]  # there are no others
+    assert "life loss signal is used for episode termination instead of the game over signal" in text
+    assert (protocol.life_loss_terminates, MACHADO2018.life_loss_terminates) == (True, False)
+    sticky = found(r"sticky actions to make the environment stochastic \(with p = ([\d.]+)\)")
+    assert MACHADO2018.repeat_action_probability == sticky(paragraph("Atari setup"))
+    assert protocol.repeat_action_probability == 0
+    same = ("discount", "max_episode_steps")  # what is not said to differ is Table 1's
+    assert [fields[name] for name in same] == [PRESETS["atari-cnn-ln"].fields[name] for name in same]
+    assert (
+        "uses observation and reward normalization, sparse initialization, layer norm, and an adaptive step-size"
+        in (plain(PAPER.read_text()))
+    )
+    assert all(fields[name] for name in ("normalise_observations", "normalise_rewards", "layer_norm"))
+
+
+@with_the_paper
+def test_presets_say_what_is_said_in_passing():
+    text = plain(PAPER.read_text())
+    (period,) = re.findall(r"We fix a target update period of T=(\d+) for iS-Stream", text)
+    assert PRESETS["atari-stream"].fields["target_update_period"] == int(period)
+    (discount,) = re.findall(r"scaling the future terms in the loss by a discounting factor of ([\d.]+\d)", text)
+    assert PRESETS["dmc-hard"].fields["head_weight_discount"] == float(discount)
+    (budget,) = re.findall(r"we train each agent for 40M frames rather than (\d+)M", text)
+    for name in ONLINE:
+        assert PRESETS[name].fields["total_timesteps"] * MACHADO2018.action_repeat == int(budget) * 10**6
+    share = r"access to (\d+)% of the dataset collected by .{,60} with a budget of (\d+) million frames"
+    ((percent, frames),) = re.findall(share, text)
+    steps = int(frames) * 10**6 // MACHADO2018.action_repeat
+    assert PRESETS["atari-cql"].fields["dataset_size"] == steps * int(percent) // 100
+    (stacks,) = re.findall(r"three stacked layers of size (\d+), (\d+), and (\d+) with a last linear layer", text)
+    kernels, units = layers("atari-impala-ln")
+    assert sorted({kernel[3] for kernel in kernels}) == sorted({int(size) for size in stacks})
+    assert units[-1] == (found(r"with a last linear layer of size (\d+) for the IMPALA architecture")(text),)
+    assert "the performance gap in offline RL on 10 Atari games with the IMPALA architecture and LayerNorm" in text
+    assert [PRESETS["atari-cql"].fields[name] for name in ("torso", "layer_norm")] == ["impala", True]
+    assert "LayerNorm is placed before each activation function, and BatchNorm is placed after the activation" in text

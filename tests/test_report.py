@@ -1,0 +1,784 @@
+"""A report shows the numbers of the runs, worked out by hand here, and says what it left out."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from isqn.analysis.results import read_score_dict
+from isqn.cli import main
+from isqn.experiments.config import Config, to_toml
+from isqn.experiments.study import Cell, Study
+from isqn.experiments.study import to_toml as study_toml
+from isqn.report import figures, page, tables
+from isqn.report.build import Options, build
+from isqn.report.charts import Chart, Figure, Report, Table
+from isqn.report.collect import collect
+from isqn.report.write import watch, write, write_csv
+from isqn.train import record
+from isqn.types import UserError
+from test_results import config, write_run
+
+TB, TF, IS = {"scheme": "target-based"}, {"scheme": "target-free"}, {"scheme": "iterated-shared"}
+TASK = {"env_id": "CartPole-v1", "random_score": 0.0, "reference_score": 10.0}  # so that scores are tenths of returns
+SMALL = {"epoch_steps": 1_000, "total_timesteps": 2_000, "hidden_sizes": [4]}
+
+
+def study(*methods: dict, tasks=(TASK,), seeds=(0, 1), settings=None, **more) -> Study:
+    fields = {"name": "mine", "question": "Which is better?", "baseline": "TB-DQN"} | more
+    return Study(tasks=tasks, methods=methods, seeds=seeds, settings=SMALL | (settings or {}), **fields)
+
+
+Returns = Callable[[Cell, int], list | None]
+
+
+def lay(folder: Path, asked: Study, returns: Returns, more: Callable[[Cell, int], dict] = lambda *_: {}) -> Path:
+    """The folder of a study. A run with fewer epochs than it must have is not finished; None: it has not begun."""
+    folder.mkdir(exist_ok=True)
+    (folder / "study.toml").write_text(study_toml(asked))
+    for cell in asked.cells():
+        for seed in asked.seeds:
+            epochs = returns(cell, seed)
+            if epochs is not None:
+                whole = len(epochs) == cell.config.num_epochs
+                config = cell.config.replace(seed=seed)
+                write_run(cell.folder(folder, seed), config, epochs, finished=whole, **more(cell, seed))
+    return folder
+
+
+def by_method(**sums: list[float]) -> Returns:
+    """Two epochs whose returns sum up to what is given for a method and seed; `TB_DQN` stands for TB-DQN."""
+    return lambda cell, seed: [0.25 * (x := sums[cell.method.replace("-", "_")][seed]), 0.75 * x]
+
+
+def made(folder: Path, **options) -> Report:
+    return build(collect(folder), Options(**options))[0]
+
+
+def compared(folder: Path, baseline: str | None = None, **options):
+    return build(collect(folder, baseline), Options(**options))[1]
+
+
+def figure(report: Report, name: str) -> Figure:
+    (found,) = (f for f in report.figures if f.name == name)
+    return found
+
+
+def chart(report: Report, name: str) -> Chart:
+    (found,) = figure(report, name).charts
+    return found
+
+
+def table(report: Report, title: str) -> Table:
+    (found,) = (t for t in report.tables if t.title == title)
+    return found
+
+
+def points(chart: Chart) -> dict[str, list[float]]:
+    return {name: [round(float(p), 9) for p in series.point] for name, series in chart.series.items()}
+
+
+def assert_drawn(report: Report) -> None:
+    """Both the figures and the page take what they are given."""
+    pytest.importorskip("matplotlib")
+    pytest.importorskip("plotly")
+    for one in report.figures:
+        assert len(figures.draw(one).axes) == len(one.charts)
+    assert page.render(report).endswith("</html>\n")
+
+
+# -- the comparison -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def four_seeds(tmp_path_factory):
+    """AUCs 10, 20, 30, 40 and 20, 30, 60, 100: without their ends, 25 and 45 on average."""
+    asked = study(TB, TF, seeds=(0, 1, 2, 3))
+    folder = tmp_path_factory.mktemp("four") / "study"
+    return lay(folder, asked, by_method(TB_DQN=[30, 10, 40, 20], TF_DQN=[20, 100, 30, 60]))
+
+
+def test_the_headline_worked_out_by_hand(four_seeds):
+    report, found = build(collect(four_seeds), Options())
+    assert found.aucs["TB-DQN"].point == pytest.approx(1)
+    assert found.aucs["TF-DQN"].point == pytest.approx(45 / 25)
+    # 20 beats 10 and ties with 20; 30 beats two and ties with one; 60 and 100 beat all: 1.5 + 2.5 + 4 + 4 of 16.
+    assert found.improvements["TF-DQN"].point == pytest.approx(12 / 16)
+    assert set(found.improvements) == {"TF-DQN"}
+    rows = {row[0]: dict(zip(report.headline.columns, row, strict=True)) for row in report.headline.rows}
+    assert list(rows) == ["TB-DQN", "TF-DQN"]
+    # Mean scores over training are 0.5, 1, 1.5, 2 and 1, 1.5, 3, 5.
+    assert [rows["TB-DQN"][name] for name in ("IQM", "median", "mean", "optimality gap")] == [
+        "1.25",
+        "1.25",
+        "1.25",
+        "0.12",
+    ]
+    assert [rows["TF-DQN"][name] for name in ("IQM", "median", "mean", "optimality gap")] == [
+        "2.25",
+        "2.62",
+        "2.62",
+        "0.00",
+    ]
+    assert re.fullmatch(r"1\.80 \[\d\.\d\d, \d\.\d\d\]", rows["TF-DQN"]["normalised AUC"])
+    assert rows["TB-DQN"]["P(beats TB-DQN)"] == ""
+    # CartPole: 4 inputs, 4 hidden units, 2 actions; the target-based agent keeps them twice.
+    assert [rows[name]["parameters kept"] for name in rows] == ["60", "30"]
+    assert report.notes == ()
+
+
+def test_intervals_hold_their_point_and_are_those_of_the_bootstrap(four_seeds):
+    found = compared(four_seeds)
+    for value in (*found.aucs.values(), *found.improvements.values()):
+        assert value.low <= value.point <= value.high
+        assert value.low < value.high
+    assert found.aucs["TF-DQN"].low >= 20 / 25  # no resample is below its worst run
+    assert found.aucs["TF-DQN"].high <= 100 / 25
+
+
+def test_another_baseline_divides_by_itself(four_seeds):
+    found = compared(four_seeds, baseline="TF-DQN")
+    assert found.aucs["TB-DQN"].point == pytest.approx(25 / 45)
+    assert found.aucs["TF-DQN"].point == pytest.approx(1)
+    assert found.improvements["TB-DQN"].point == pytest.approx(4 / 16)
+
+
+def test_bars_and_curves_show_the_same_numbers(four_seeds):
+    report = made(four_seeds)
+    assert points(chart(report, "auc")) == {"TB-DQN": [1.0], "TF-DQN": [1.8]}
+    assert chart(report, "auc").reference == 1
+    curves = chart(report, "curves")
+    assert points(curves) == {"TB-DQN": [0.625, 1.875], "TF-DQN": [1.125, 3.375]}
+    np.testing.assert_array_equal(curves.series["TB-DQN"].x, [1000, 2000])
+    assert curves.xlabel == "agent steps"
+    assert points(chart(report, "improvement")) == {"TF-DQN": [0.75]}
+    profile = chart(report, "profile").series["TF-DQN"]
+    assert profile.x[[0, -1]].tolist() == [0, 5]
+    np.testing.assert_allclose(profile.point, [np.mean(np.array([1, 1.5, 3, 5]) > x) for x in profile.x])
+    tasks = chart(report, "tasks")
+    assert points(tasks)["TF-DQN"] == [0.25 * 52.5, 0.75 * 52.5]
+    assert tasks.series["TF-DQN"].seeds.tolist() == [[5, 15], [25, 75], [7.5, 22.5], [15, 45]]
+    assert points(chart(report, "parameters")) == {"TB-DQN": [60], "TF-DQN": [30]}
+    assert table(report, "Mean return over training").rows[0][1].startswith("12.50 [")
+
+
+def test_several_tasks_are_pooled_on_one_scale(tmp_path):
+    second = {"env_id": "Acrobot-v1", "random_score": -500.0, "reference_score": -100.0}
+    asked = study(TB, TF, tasks=(TASK, second))
+
+    def returns(cell, seed):
+        if cell.task == "CartPole-v1":
+            return [5, 15] if cell.method == "TB-DQN" else [10, 30]  # AUC 2 and 4
+        return [-300, -300] if cell.method == "TB-DQN" else [-500, -300]  # AUC 1 and 0.5
+
+    found = compared(lay(tmp_path / "s", asked, returns))
+    assert found.scores["TF-DQN"].tolist() == [[[1, 3], [0, 0.5]]] * 2
+    # Of four runs the ends are left out: (1 + 2) / 2 and (0.5 + 4) / 2.
+    assert found.aucs["TF-DQN"].point == pytest.approx(2.25 / 1.5)
+    assert found.words.startswith(
+        "IQM over 2 tasks x 2 seeds, 95 % stratified bootstrap intervals; 0 is random play and 1"
+    )
+
+
+def test_atari_is_human_normalised_and_counted_in_frames(tmp_path):
+    asked = study(TB, TF, tasks=({"env_id": "ALE/Breakout-v5"},), settings={"hidden_sizes": []})
+    folder = tmp_path / "s"
+    lay(folder, asked, lambda cell, _: [16.1, 30.5] if cell.method == "TB-DQN" else [1.7, 16.1])
+    found = collect(folder)
+    report, comparison = build(found, Options())
+    np.testing.assert_allclose(comparison.scores["TB-DQN"][0], [[0.5, 1]])
+    assert comparison.aucs["TF-DQN"].point == pytest.approx(0.5 / 1.5)
+    assert "0 is random play and 1 a human" in figure(report, "auc").caption
+    for name in ("curves", "tasks"):
+        assert chart(report, name).xlabel == "frames"
+        assert chart(report, name).series["TB-DQN"].x.tolist() == [4000, 8000]
+
+
+def test_one_seed_has_no_interval_and_it_is_said(tmp_path):
+    report = made(
+        lay(tmp_path / "s", study(TB, TF, seeds=(5,)), lambda cell, _: [1, 3] if cell.method[:2] == "TB" else [2, 4])
+    )
+    assert report.headline.rows[1][1:3] == ("1.50", "1.00")
+    assert "1 task x 1 seed, without intervals, which need more seeds;" in report.headline.caption
+    for name in ("auc", "curves", "profile", "improvement", "tasks"):
+        assert all(series.low is None and series.high is None for series in chart(report, name).series.values())
+    assert table(report, "Mean return over training").rows[1] == ("TF-DQN", "3.00")
+
+
+@pytest.mark.parametrize(
+    ("second", "x", "xlabel"),
+    [
+        ({"env_id": "Acrobot-v1"}, [1000, 2000], "agent steps"),
+        ({"env_id": "Acrobot-v1", "epoch_steps": 500, "total_timesteps": 1_000}, [50, 100], "share of training in %"),
+        ({"env_id": "Acrobot-v1", "total_timesteps": 1_500}, [1, 2], "epoch"),
+        ({"env_id": "ALE/Pong-v5"}, [50, 100], "share of training in %"),
+    ],
+)
+def test_tasks_of_different_lengths_share_an_axis_that_is_true_of_all(tmp_path, second, x, xlabel):
+    asked = study(TB, tasks=(TASK, {"random_score": 0.0, "reference_score": 10.0, **second}))
+    report = made(lay(tmp_path / "s", asked, lambda *_: [5, 15]))
+    assert chart(report, "curves").xlabel == xlabel
+    assert chart(report, "curves").series["TB-DQN"].x.tolist() == x
+
+
+# -- panels and ablations ------------------------------------------------------------------------------------------
+
+
+def test_each_panel_is_divided_by_its_own_baseline(tmp_path):
+    types = {"compute_dtype": ["float32", "bfloat16"]}
+    asked = study({**TB, **types}, {**TF, **types}, panels="compute_dtype")
+    sums = {"TB-DQN, float32": 10, "TF-DQN, float32": 5, "TB-DQN, bfloat16": 20, "TF-DQN, bfloat16": 30}
+    report = made(lay(tmp_path / "s", asked, lambda cell, _: [sums[cell.method] / 2] * 2))
+    first, second = figure(report, "auc").charts
+    assert (first.title, points(first)) == ("float32", {"TB-DQN": [1], "TF-DQN": [0.5]})
+    assert (second.title, points(second)) == ("bfloat16", {"TB-DQN": [1], "TF-DQN": [1.5]})
+    assert [c.title for c in figure(report, "curves").charts] == ["float32", "bfloat16"]
+    assert points(chart(report, "improvement")) == {"TF-DQN, float32": [0], "TF-DQN, bfloat16": [1]}
+    assert [row[0] for row in report.headline.rows] == list(sums)
+
+
+def test_a_panel_without_the_baseline_is_refused(tmp_path):
+    asked = study({**TB, "compute_dtype": ["float32", "bfloat16"]}, TF, panels="compute_dtype")
+    lay(tmp_path / "s", asked, lambda *_: [1, 2])
+    with pytest.raises(
+        UserError, match=r"The baseline 'TF-DQN' is not a method of the panel 'bfloat16'; did you mean TB"
+    ):
+        collect(tmp_path / "s", "TF-DQN")
+
+
+def test_an_ablation_is_a_line_for_what_varies_and_a_level_for_what_does_not(tmp_path):
+    periods = {"target_update_period": [400, 100, 200]}
+    asked = study({**TB, **periods}, TF, along="target_update_period", baseline="TB-DQN, T=200")
+    sums = {"TB-DQN, T=100": 4, "TB-DQN, T=200": 8, "TB-DQN, T=400": 6, "TF-DQN": 2}
+    report = made(lay(tmp_path / "s", asked, lambda cell, _: [sums[cell.method] / 2] * 2))
+    drawn = chart(report, "ablation")
+    assert points(drawn) == {"TF-DQN": [0.25], "TB-DQN": [0.5, 1, 0.75]}
+    assert drawn.series["TB-DQN"].x.tolist() == [100, 200, 400]
+    assert (drawn.xlabel, drawn.log_x, drawn.reference) == ("target update period T", True, 1)
+    assert not any(f.name == "auc" for f in report.figures)
+
+
+def test_an_ablation_over_heads_by_width(tmp_path):
+    widths = {"width_factor": [1.0, 2.0]}
+    asked = study(
+        {**TF, **widths},
+        {**IS, "num_bellman_iterations": [1, 3], **widths},
+        along="num_bellman_iterations",
+        panels="width_factor",
+        baseline="TF-DQN",
+    )
+
+    def returns(cell, _):
+        heads = 0 if cell.method.startswith("TF") else cell.config.num_bellman_iterations
+        return [cell.config.width_factor + heads] * 2
+
+    report = made(lay(tmp_path / "s", asked, returns))
+    first, second = figure(report, "ablation").charts
+    assert (first.title, points(first)) == ("width x1", {"TF-DQN": [1], "iS-DQN": [2, 4]})
+    assert (second.title, points(second)) == ("width x2", {"TF-DQN": [1], "iS-DQN": [1.5, 2.5]})
+    assert second.series["iS-DQN"].x.tolist() == [1, 3]
+    assert second.xlabel == "K"
+    assert_drawn(report)
+
+
+def test_an_ablation_that_begins_at_zero_has_no_logarithm(tmp_path):
+    asked = study({**TB, "learning_rate": [0.0, 0.1]}, along="learning_rate", baseline="TB-DQN, lr=0")
+    drawn = chart(made(lay(tmp_path / "s", asked, lambda *_: [1, 2])), "ablation")
+    assert drawn.series["TB-DQN"].x.tolist() == [0, 0.1]
+    assert (drawn.log_x, drawn.xlabel) == (False, "learning rate")
+
+
+# -- what is missing ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def unfinished(tmp_path_factory):
+    """Three epochs are asked for; TB seed 2 is in its second, and TF seed 1 has not begun."""
+    asked = study(TB, TF, seeds=(0, 1, 2), settings={"total_timesteps": 3_000})
+    holes = {("TB-DQN", 2): [4, 99], ("TF-DQN", 1): None}
+    folder = tmp_path_factory.mktemp("unfinished") / "study"
+    return lay(folder, asked, lambda cell, seed: holes.get((cell.method, seed), [2 + seed, 4, 5]))
+
+
+def test_an_unfinished_study_is_refused_with_the_list(unfinished):
+    with pytest.raises(
+        UserError, match=r"^2 of 6 runs .*: CartPole-v1 TB-DQN seed 2, CartPole-v1 TF-DQN seed 1; train them"
+    ):
+        made(unfinished)
+
+
+@pytest.mark.parametrize(
+    ("missing", "seeds", "returns", "said"),
+    [
+        ("drop", [0], [[2, 4, 5]], ["Left out: seeds 1-2, because 2 of 6 runs are"]),
+        ("truncate", [0, 2], [[2], [4]], ["Left out: seed 1, because 1 of 6 runs are", "first 1 of 3 epochs."]),
+    ],
+)
+def test_what_was_dropped_or_cut_is_said_with_every_number(unfinished, missing, seeds, returns, said):
+    report, found = build(collect(unfinished), Options(missing=missing))
+    assert list(found.results.seeds) == seeds
+    assert chart(report, "tasks").series["TB-DQN"].seeds.tolist() == returns
+    told = [f.caption for f in report.figures if f.name != "parameters"]
+    told += [report.headline.caption, table(report, "Mean return over training").caption, " ".join(report.notes)]
+    assert len(told) == 8
+    for caption in told:
+        assert all(words in caption for words in said), caption
+    assert report.notes[-1] == "Of 6 runs, not finished: 1, not begun: 1; see the table of what ran."
+    assert table(report, "What ran and what did not").rows == (
+        ("CartPole-v1", "TB-DQN", "0-1", "2", "", "1 min 20 s"),
+        ("CartPole-v1", "TF-DQN", "0, 2", "", "1", "1 min"),
+    )
+
+
+def test_runs_without_a_common_scale_are_shown_task_by_task(tmp_path):
+    """The baseline plays as if at random, so that nothing can be divided by it."""
+    asked = study(TB, TF, tasks=({"env_id": "MountainCar-v0"},), seeds=(0, 1, 2))
+    holes = {("TF-DQN", 1): None}
+    lay(tmp_path / "s", asked, lambda cell, seed: holes.get((cell.method, seed), [-200, -200]))
+    with pytest.raises(UserError, match="1 of 6 runs"):
+        made(tmp_path / "s")
+    report, found = build(collect(tmp_path / "s"), Options(missing="drop"))
+    assert found is None
+    assert report.headline.title == "Mean return over training"
+    assert report.headline.rows[1] == ("TF-DQN", "-200.0 [-200.0, -200.0]")
+    assert report.notes[0].startswith("Left out: seed 1,")
+    assert report.notes[1].startswith("There is no common scale: on MountainCar-v0, the mean return of TB-DQN over its")
+    assert [f.name for f in report.figures] == ["tasks", "parameters"]
+    assert chart(report, "tasks").series["TB-DQN"].seeds.shape == (2, 2)
+    assert "Left out: seed 1," in figure(report, "tasks").caption
+
+
+def test_a_baseline_below_random_play_is_not_divided_by(tmp_path):
+    folder = lay(tmp_path / "s", study(TB, TF), by_method(TB_DQN=[-3, -5], TF_DQN=[10, 10]))
+    report, found = build(collect(folder), Options())
+    assert found is None
+    assert report.notes[0].startswith(
+        "Nothing can be divided by TB-DQN: the IQM of its area under the curve is -0.4, where"
+    )
+
+
+def test_protocols_are_pooled_only_when_asked_and_then_it_is_said(tmp_path):
+    games = tuple({"env_id": f"ALE/{game}-v5"} for game in ("Pong", "Breakout"))
+    protocols = {"ALE/Pong-v5": "machado2018-v1", "ALE/Breakout-v5": "streaming-v1"}
+    folder = tmp_path / "s"
+    lay(folder, study(TB, tasks=games), lambda *_: [20, 20], lambda cell, _: {"protocol": protocols[cell.task]})
+    with pytest.raises(UserError, match="played under different protocols, machado2018-v1 and streaming-v1,"):
+        made(folder)
+    report = made(folder, pool_protocols=True)
+    assert report.notes == ("Pooled: runs of ALE under machado2018-v1 and streaming-v1.",)
+    assert all(report.notes[0] in f.caption for f in report.figures if f.name != "parameters")
+
+
+def test_a_run_that_is_not_what_the_study_asks_for_is_refused(tmp_path):
+    asked = study(TB, TF)
+    lay(tmp_path / "s", asked, lambda *_: [1, 2])
+    (tmp_path / "s" / "study.toml").write_text(study_toml(asked.replace(settings=SMALL | {"discount": 0.5})))
+    with pytest.raises(
+        UserError, match=r"seed-0 has discount = 0\.99, and study\.toml says 0\.5; put that back, or move"
+    ):
+        collect(tmp_path / "s")
+
+
+# -- what was recorded during training -----------------------------------------------------------------------------
+
+
+STEPS = [1000, 1500, 2000]
+
+
+def probed(tmp_path: Path, columns: Callable[[Cell, int], dict], *methods: dict, **more) -> Report:
+    asked = study(*methods, settings={"analysis": True}, **more)
+    return made(
+        lay(tmp_path / "s", asked, lambda *_: [1, 2], lambda *key: {"metrics": {"step": STEPS, **columns(*key)}})
+    )
+
+
+def test_probes_are_means_over_seeds_where_all_seeds_have_them(tmp_path):
+    def columns(cell, seed):
+        first = "" if seed == 0 else 7  # a seed that had not learned yet
+        return {"effective_rank": [first, 10 + seed, 20 + seed], "dormant_share": [0.5, 0.5, 0.25]}
+
+    report = probed(tmp_path, columns, TB)
+    drawn = chart(report, "effective-rank")
+    assert points(drawn) == {"TB-DQN": [10.5, 20.5]}
+    assert drawn.series["TB-DQN"].x.tolist() == [1500, 2000]
+    assert drawn.series["TB-DQN"].low.tolist() == [10, 20]
+    assert (drawn.title, drawn.xlabel) == ("CartPole-v1", "agent steps")
+    assert points(chart(report, "dormant-share")) == {"TB-DQN": [0.5, 0.5, 0.25]}
+    assert not any(f.name in ("gradient-cosine", "target-churn", "weights") for f in report.figures)
+
+
+def test_of_many_rows_neighbours_are_averaged(tmp_path):
+    steps = list(range(1, 602))
+    rank = {"step": steps, "effective_rank": steps}
+    asked = study(TB)
+    report = made(lay(tmp_path / "s", asked, lambda *_: [1, 2], lambda *_: {"metrics": rank}))
+    line = chart(report, "effective-rank").series["TB-DQN"]
+    assert line.x.tolist() == list(range(3, 601, 3))
+    assert line.point.tolist() == list(range(2, 600, 3))
+
+
+def test_churn_is_divided_by_that_of_the_target_free_agent_at_the_same_step(tmp_path):
+    churn = {"TB-DQN": ["", 0, 0], "TF-DQN": ["", 2, 4], "iS-DQN K=1": [9, 1, 3]}
+    report = probed(
+        tmp_path,
+        lambda cell, seed: {"target_churn_held_out": [c and c * (1 + 2 * seed) for c in churn[cell.method]]},
+        *(TB, TF, IS),
+    )
+    drawn = chart(report, "target-churn")
+    # Seeds are c and 3 c: the target-free agent has 4 and 8 on average.
+    assert points(drawn) == {"TB-DQN": [0, 0], "TF-DQN": [1, 1], "iS-DQN K=1": [0.5, 0.75]}
+    assert all(series.x.tolist() == [1500, 2000] for series in drawn.series.values())
+    assert drawn.series["iS-DQN K=1"].high.tolist() == [0.75, 1.125]
+    assert (drawn.ylabel, drawn.reference) == ("target churn / that of TF", 1)
+    assert_drawn(report)
+
+
+def test_churn_without_a_target_free_agent_is_shown_as_it_is(tmp_path):
+    drawn = chart(probed(tmp_path, lambda *_: {"target_churn_held_out": [1, 2, 3]}, TB, IS), "target-churn")
+    assert points(drawn) == {"TB-DQN": [1, 2, 3], "iS-DQN K=1": [1, 2, 3]}
+    assert (drawn.ylabel, drawn.reference) == ("target churn", None)
+
+
+def test_cosines_are_those_of_the_shared_agent_with_the_fewest_heads(tmp_path):
+    def columns(cell, _):
+        k = cell.config.num_bellman_iterations
+        return {"gradient_cosine_own_tb": [0.1 * k] * 3, "gradient_cosine_tf_tb": [0.01 * k] * 3}
+
+    drawn = chart(probed(tmp_path, columns, TB, {**IS, "num_bellman_iterations": [3, 2]}), "gradient-cosine")
+    assert points(drawn) == {"iS-DQN K=2 and target-based": [0.2] * 3, "target-free and target-based": [0.02] * 3}
+
+
+def test_learned_weights_have_a_line_for_each_pair(tmp_path):
+    meta = {**IS, "num_bellman_iterations": 2, "meta_gradient": "adam"}
+
+    def columns(cell, _):
+        learns = cell.config.meta_gradient != "none"
+        return {"pair_weight_1": [1, 1.5, 1.75], "pair_weight_2": [1, 0.5, 0.25]} if learns else {}
+
+    drawn = chart(
+        probed(tmp_path, columns, {**IS, "num_bellman_iterations": 2}, meta, baseline="iS-DQN K=2"), "weights"
+    )
+    assert points(drawn) == {"pair 1": [1, 1.5, 1.75], "pair 2": [1, 0.5, 0.25]}
+    assert (drawn.title, drawn.reference) == ("CartPole-v1", 1)
+
+
+# -- sizes, work, energy, provenance -----------------------------------------------------------------------------------
+
+
+def test_energy_by_hand(tmp_path):
+    """Two seeds of one program: they share its 2 hours, its 2 cores and its 3 GB."""
+    metrics = {"step": [1000, 2000], "seconds": [100, 7200], "memory_mb": [3000, 2000]}
+    both = {"metrics": metrics, "cores": 2, "trained_with": [".", "../seed-1"]}
+    found = collect(lay(tmp_path / "s", study(TB), lambda *_: [1, 2], lambda *_: both))
+    power = tables.Power(10, 2, power_usage_effectiveness=1.5, grams_per_kilowatt_hour=400)
+    shown = tables.energy(found.runs, power)
+    assert shown.rows == (
+        ("core hours", "4.00"),
+        ("GB hours", "6.00"),
+        ("energy", "0.078 kWh"),  # (4 x 10 + 6 x 2) x 1.5 = 78 Wh
+        ("carbon dioxide equivalent", "31.2 g"),
+    )
+    assert "(core hours x 10 W + GB hours x 2 W) x 1.5" in shown.caption
+    assert "CO2e = energy x 400 g/kWh" in shown.caption
+    assert tables.what_ran(found).rows[0][-1] == "2 h"
+    with pytest.raises(UserError, match=r"^--watts-per-core is -1; it must be a number from 0 on\.$"):
+        tables.energy(found.runs, tables.Power(watts_per_core=-1))
+
+
+def test_work_and_time_by_hand(tmp_path, monkeypatch):
+    monkeypatch.setattr(tables, "_flops", lambda config, _: 2e6 if config.scheme == "target-based" else 3e6)
+    rates = {0: [1, 500, 500], 1: [1, 250, 9999]}  # the first row holds compiling
+    folder = lay(
+        tmp_path / "s",
+        study(TB, TF, settings={"total_timesteps": 1_800_000, "epoch_steps": 900_000}, flops=True),
+        lambda *_: [1, 2],
+        lambda _, seed: {"metrics": {"step": STEPS, "steps_per_second": rates[seed]}},
+    )
+    report = made(folder)
+    flops, hours = figure(report, "work").charts
+    assert points(flops) == {"TB-DQN": [2], "TF-DQN": [3]}
+    assert points(hours) == {"TB-DQN": [1.5], "TF-DQN": [1.5]}  # 1 hour at 500 steps a second, 2 at 250
+    assert [hours.series["TB-DQN"].low[0], hours.series["TB-DQN"].high[0]] == [1, 2]
+    assert table(report, "Work").rows[0] == ("CartPole-v1", "TB-DQN", "2.0", "375", "1.50")
+
+
+def test_sizes_of_networks_and_the_memory_of_processes(four_seeds):
+    rows = table(made(four_seeds), "Parameters and memory").rows
+    assert [row[1:4] for row in rows] == [("TB-DQN", "30", "30"), ("TF-DQN", "30", "0")]
+    assert [row[-1] for row in rows] == ["250", "250"]
+
+
+def test_a_report_can_be_made_where_the_environment_is_not_installed(tmp_path):
+    asked = study(TB, TF, tasks=({**TASK, "env_id": "nowhere/Gone-v0"},))
+    report = made(lay(tmp_path / "s", asked, by_method(TB_DQN=[10, 10], TF_DQN=[5, 5])))
+    assert [row[1] for row in report.headline.rows] == ["1.00 [1.00, 1.00]", "0.50 [0.50, 0.50]"]
+    assert [row[-1] for row in report.headline.rows] == ["", ""]
+    assert not any(f.name == "parameters" for f in report.figures)
+    assert table(report, "Parameters and memory").rows[0][2:7] == ("",) * 5
+
+
+def test_versions_and_commands_are_shown_without_folders(tmp_path):
+    commands = {
+        0: "/home/me/.venv/lib/isqn/experiments/worker.py out/jobs/a.toml out/runs/b",
+        1: "/home/me/.venv/bin/isqn resume out/runs/b/seed-1",
+        2: "/usr/lib/python3/isqn/cli.py resume out/runs/b/seed-2",
+    }
+    summary = {"python": "3.11.7", "versions": {"isqn": "0.1.0", "jax": "0.9"}, "device": "cpu:0", "git": "a" * 40}
+    asked = study(TB, seeds=(0, 1, 2))
+    report = made(lay(tmp_path / "s", asked, lambda *_: [1, 2], lambda _, seed: {"command": commands[seed], **summary}))
+    assert table(report, "Commands").rows == (
+        ("isqn study mine.toml", "1"),
+        ("isqn resume out/runs/b/seed-1", "1"),
+        ("isqn resume out/runs/b/seed-2", "1"),
+    )
+    assert table(report, "Made with").rows == (
+        ("python 3.11.7, isqn 0.1.0, jax 0.9", "gymnasium", "cpu:0", "a" * 12, "3"),
+    )
+    assert report.configs["study.toml"] == study_toml(asked)
+    of_a_run = (tmp_path / "s" / "runs" / "CartPole-v1" / "TB-DQN" / "seed-0" / "config.toml").read_text()
+    assert report.configs["CartPole-v1, TB-DQN, seed 0"] == of_a_run
+    named = collect(lay(tmp_path / "t", asked.replace(name="online-ln", scale="mini"), lambda *_: [1, 2]))
+    assert named.command == "isqn study online-ln --scale mini"
+    assert named.about == "Which is better? (a study of its own; scale: mini)"
+
+
+# -- a plain folder of runs -----------------------------------------------------------------------------------------
+
+
+def plain(root: Path, *runs: tuple[str, Config], epochs=(30, 40), **more) -> Path:
+    for name, settings in runs:
+        write_run(root / name, settings, list(epochs)[: settings.num_epochs], **more)
+    return root
+
+
+def small(scheme: str, seed: int = 0, **settings) -> Config:
+    return config(seed=seed, **{"epochs": 2, "scheme": scheme, "hidden_sizes": (4,)} | settings)
+
+
+def test_a_plain_folder_of_runs_is_compared_too(tmp_path):
+    shared = [(f"k{k}", small("iterated-shared", num_bellman_iterations=k)) for k in (9, 49, 3)]
+    root = plain(tmp_path / "runs", *shared, ("free", small("target-free")), ("based", small("target-based")))
+    found = collect(root)
+    assert found.name == "runs"
+    assert found.baseline == "TB-DQN"
+    assert [cell.method for cell in found.cells] == ["TB-DQN", "TF-DQN", "iS-DQN K=3", "iS-DQN K=9", "iS-DQN K=49"]
+    report, compared = build(found, Options())
+    assert compared.aucs["iS-DQN K=9"].point == pytest.approx(1)
+    assert report.question == "Runs that were trained one by one."
+    assert table(report, "Commands").rows == (("isqn train dqn", "5"),)
+    assert report.configs["CartPole-v1, TF-DQN, seed 0"] == (root / "free" / "config.toml").read_text()
+
+
+def test_settings_in_which_runs_of_a_task_differ_make_methods(tmp_path):
+    root = plain(
+        tmp_path,
+        *(("a", small("target-based")), ("b", small("target-based", learning_rate=0.5, loop="host"))),
+        *(("c", small("target-based", task="Acrobot-v1", discount=0.9, experiment="other")),),
+        *(("d", small("target-based", task="Acrobot-v1", discount=0.9, learning_rate=0.5)),),
+    )
+    found = collect(root)
+    methods = {(cell.task, cell.method) for cell in found.cells}
+    assert methods == {(t, m) for t in ("CartPole-v1", "Acrobot-v1") for m in ("TB-DQN, lr=0.001", "TB-DQN, lr=0.5")}
+
+
+def test_runs_that_differ_in_length_only_are_of_one_method(tmp_path):
+    root = plain(tmp_path, ("a", small("target-based")), ("b", small("target-based", seed=1, epochs=1)))
+    found = collect(root)
+    assert [cell.method for cell in found.cells] == ["TB-DQN"]
+    with pytest.raises(UserError, match="different numbers of epochs: 2, and fewer in CartPole-v1 TB-DQN seed 1"):
+        build(found, Options())
+    assert build(found, Options(missing="truncate"))[1].results.returns["TB-DQN"].tolist() == [[[30]], [[30]]]
+
+
+def test_twins_are_refused(tmp_path):
+    plain(tmp_path, ("a", small("target-based")), ("b", small("target-based")))
+    with pytest.raises(UserError, match=r"a and .*b are the same run twice; report only one of their folders\."):
+        collect(tmp_path)
+
+
+def test_a_saved_model_is_no_run(tmp_path):
+    plain(tmp_path, ("a", small("target-based")))
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.toml").write_text(to_toml(small("target-free")))
+    assert [cell.method for cell in collect(tmp_path).cells] == ["TB-DQN"]
+
+
+def test_a_run_without_a_summary_is_an_unfinished_run(tmp_path):
+    plain(tmp_path, ("a", small("target-based")), ("b", small("target-based", seed=1)))
+    (tmp_path / "b" / "summary.json").unlink()
+    found = collect(tmp_path)
+    assert (len(found.runs), found.going, found.waiting) == (2, 1, 0)
+    with pytest.raises(UserError, match=r"1 of 2 runs .*: CartPole-v1 TB-DQN seed 1;"):
+        build(found, Options())
+
+
+def test_a_task_that_is_not_known_is_played_at_random_once(tmp_path, monkeypatch, capsys):
+    asked = []
+    monkeypatch.setattr("isqn.report.compare.random_return", lambda task, episodes: asked.append(task) or 10.0)
+    found = collect(plain(tmp_path, ("a", small("target-based", task="mine/New-v0"))))
+    for _ in range(2):
+        assert build(found, Options())[1].scores["TB-DQN"].tolist() == [[[0.8, 1.2]]]  # 10 is 0 and 35 is 1
+    assert asked == ["mine/New-v0"]
+    assert "playing mine/New-v0 at random" in capsys.readouterr().err
+
+
+# -- files ---------------------------------------------------------------------------------------------------------
+
+
+def test_every_epoch_of_every_run_is_a_row(unfinished, tmp_path):
+    write_csv(tmp_path / "results.csv", collect(unfinished))
+    assert (tmp_path / "results.csv").read_text() == (
+        "study,task,protocol,method,seed,epoch,step,mean_return,finished\n"
+        "mine,CartPole-v1,gymnasium,TB-DQN,0,0,1000,2,yes\n"
+        "mine,CartPole-v1,gymnasium,TB-DQN,0,1,2000,4,yes\n"
+        "mine,CartPole-v1,gymnasium,TB-DQN,0,2,3000,5,yes\n"
+        "mine,CartPole-v1,gymnasium,TB-DQN,1,0,1000,3,yes\n"
+        "mine,CartPole-v1,gymnasium,TB-DQN,1,1,2000,4,yes\n"
+        "mine,CartPole-v1,gymnasium,TB-DQN,1,2,3000,5,yes\n"
+        "mine,CartPole-v1,gymnasium,TB-DQN,2,0,1000,4,no\n"
+        "mine,CartPole-v1,gymnasium,TF-DQN,0,0,1000,2,yes\n"
+        "mine,CartPole-v1,gymnasium,TF-DQN,0,1,2000,4,yes\n"
+        "mine,CartPole-v1,gymnasium,TF-DQN,0,2,3000,5,yes\n"
+        "mine,CartPole-v1,gymnasium,TF-DQN,2,0,1000,4,yes\n"
+        "mine,CartPole-v1,gymnasium,TF-DQN,2,1,2000,4,yes\n"
+        "mine,CartPole-v1,gymnasium,TF-DQN,2,2,3000,5,yes\n"
+    )
+
+
+@pytest.fixture(scope="module")
+def reported(four_seeds, tmp_path_factory):
+    """Everything, as the command writes it."""
+    pytest.importorskip("matplotlib")
+    pytest.importorskip("plotly")
+    out = tmp_path_factory.mktemp("out") / "report"
+    return SimpleNamespace(folder=four_seeds, out=out, report=write(four_seeds, out, Options()))
+
+
+def test_what_is_written(reported):
+    names = [f.name for f in reported.report.figures]
+    assert names == ["auc", "curves", "profile", "improvement", "tasks", "parameters"]
+    files = {path.relative_to(reported.out).as_posix() for path in reported.out.rglob("*") if path.is_file()}
+    pictures = {f"figures/{name}.{kind}" for name in ("overview", *names) for kind in ("svg", "pdf", "png")}
+    assert files == {"index.html", "results.csv", "scores.json", "headline.json", *pictures}
+    assert read_score_dict(reported.out / "scores.json")["TF-DQN"].tolist() == [
+        [[0.5, 1.5]],
+        [[2.5, 7.5]],
+        [[0.75, 2.25]],
+        [[1.5, 4.5]],
+    ]
+    headline = json.loads((reported.out / "headline.json").read_text())
+    assert [row["method"] for row in headline] == ["TB-DQN", "TF-DQN"]
+    text = (reported.out / "index.html").read_text()
+    for words in ("Which is better?", "Exact configurations", "study.toml", "What ran and what did not", "Energy"):
+        assert words in text
+    assert 'http-equiv="refresh"' not in text
+
+
+def test_the_same_runs_give_the_same_bytes(reported, tmp_path):
+    write(reported.folder, tmp_path, Options(), only=("auc", "curves"))
+    files = [path.relative_to(tmp_path) for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(files) == 4 + 2 * 3
+    for file in files:
+        assert (tmp_path / file).read_bytes() == (reported.out / file).read_bytes(), file
+
+
+def test_watch_makes_the_page_anew_until_every_run_has_finished(tmp_path, monkeypatch):
+    asked = study(TB, TF)
+    begun = {("TB-DQN", 0): [1, 2], ("TB-DQN", 1): [1]}
+    folder = lay(tmp_path / "s", asked, lambda cell, seed: begun.get((cell.method, seed)))
+    index, pages = tmp_path / "out" / "index.html", []
+
+    def sleep(seconds: float) -> None:
+        """What happens while it sleeps: first all runs begin, then all finish."""
+        assert seconds == 5
+        pages.append(index.read_text())
+        for cell in asked.cells():
+            for seed in asked.seeds:
+                place = cell.folder(folder, seed)
+                if not place.exists():
+                    write_run(place, cell.config.replace(seed=seed), [1, 2], finished=False)
+                elif len(pages) == 2:
+                    record.write_summary(
+                        place, {"status": "finished", "protocol": "gymnasium", "epoch_returns": [1, 2]}
+                    )
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    watch(folder, tmp_path / "out", Options(), None, 5)
+    assert len(pages) == 2
+    assert "Of 4 runs, not finished: 1, not begun: 2" in pages[0]
+    assert "No seed has a run of every method on every task" in pages[0]
+    assert "Of 4 runs, not finished: 3, not begun: 0" in pages[1]
+    assert "Left out: seed 1," in pages[1]  # of which one run has no whole epoch yet
+    assert "reloads every 5 seconds" in pages[1]
+    assert "not finished" not in index.read_text()
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"index.html"}
+
+
+# -- what people type -----------------------------------------------------------------------------------------------
+
+
+def test_the_command_prints_the_table_and_the_page(reported, tmp_path, capsys):
+    assert main(["report", str(reported.folder), "-o", str(tmp_path), "--figure", "auc"]) == 0
+    header, *rows, path = capsys.readouterr().out.splitlines()
+    assert header.split("  ")[0] == "method"
+    assert [row.split()[:2] for row in rows] == [["TB-DQN", "1.00"], ["TF-DQN", "1.80"]]
+    assert path == str(tmp_path / "index.html")
+    assert {file.name for file in (tmp_path / "figures").iterdir()} == {"auc.svg", "auc.pdf", "auc.png"}
+
+
+def test_the_command_answers_in_json(reported, tmp_path, capsys):
+    assert main(["report", str(reported.folder), "-o", str(tmp_path), "--figure", "auc", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["title"] == "mine"
+    assert answer["result"][1]["method"] == "TF-DQN"
+    assert answer["result"][1]["normalised AUC"].startswith("1.80 [")
+    assert answer["page"] == str(tmp_path / "index.html")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "sentence"),
+    [
+        (["--missing", "dropp"], 2, "--missing is 'dropp'; did you mean drop?"),
+        (["--figur", "auc"], 2, "`isqn report` has no flag --figur; did you mean --figure?"),
+        (["--figure", "aucs"], 1, "--figure 'aucs' is not in this report; did you mean auc?"),
+        (["--baseline", "TB-DQM"], 1, "The baseline 'TB-DQM' is not a method here; did you mean TB-DQN?"),
+        (["--watch", "0"], 1, "--watch is 0; it must be a number of seconds above 0."),
+        (["--watts-per-core", "-1"], 1, "--watts-per-core is -1; it must be a number from 0 on."),
+    ],
+)
+def test_a_wrong_flag_is_answered_in_one_sentence(four_seeds, tmp_path, capsys, words, code, sentence):
+    assert main(["report", str(four_seeds), "-o", str(tmp_path / "out"), *words]) == code
+    assert capsys.readouterr() == ("", f"isqn: {sentence}\n")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_without_runs_is_answered_in_one_sentence(four_seeds, unfinished, tmp_path, capsys):
+    def refused(folder: Path) -> str:
+        assert main(["report", str(folder), "-o", str(tmp_path / "out")]) == 1
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert err.count("\n") == 1
+        return err
+
+    assert "There is no run in" in refused(tmp_path)
+    assert f"did you mean {four_seeds}?" in refused(four_seeds.with_name("studi"))
+    assert "is not a folder; give that of a study, or one with runs in it." in refused(four_seeds / "study.toml")
+    assert "2 of 6 runs are missing, unfinished or without an episode: CartPole-v1 TB-DQN seed 2, " in refused(
+        unfinished
+    )
+    (tmp_path / "study.toml").write_text("name = ")
+    assert "study.toml is not valid TOML" in refused(tmp_path)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_place_that_cannot_be_written_is_named(reported, tmp_path, capsys):
+    (tmp_path / "file").touch()
+    assert main(["report", str(reported.folder), "-o", str(tmp_path / "file"), "--figure", "auc"]) == 1
+    assert capsys.readouterr().err.endswith("cannot be written (File exists); choose another --out.\n")
