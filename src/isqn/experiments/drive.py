@@ -67,7 +67,7 @@ def _job(study: Study, cell: Cell, seeds: tuple[int, ...], out: Path) -> Job:
         method_dir=cell.folder(out, seeds[0]).parent,
         file=out / "jobs" / f"{name}.toml",
         log=out / "logs" / f"{name}.log",
-        memory=0,
+        imports=study.imports,
     )
 
 

@@ -35,6 +35,7 @@ class Job(NamedTuple):
     file: Path  # holds the config
     log: Path
     memory: int = 0  # bytes that it will need
+    imports: tuple[str, ...] = ()  # what its process imports first
 
     @property
     def folders(self) -> list[Path]:
@@ -83,7 +84,7 @@ class Local:
                 continue  # a smaller one may fit; one that is too large even alone refuses by itself
             slot = next(s for s, handle in enumerate(self._slots) if handle not in running)
             environment = gpu_environment(slot, len(self._slots), self._gpus)
-            process = _spawn(job.file, job.method_dir, job.log, environment)
+            process = _spawn(job, environment)
             if self._cores[slot]:  # XLA makes as many threads as there are cores to run on
                 os.sched_setaffinity(process.pid, self._cores[slot])
             self._slots[slot] = handle = LocalHandle(process, job.memory)
@@ -121,12 +122,12 @@ def share_cores(workers: int) -> None:
         os.sched_setaffinity(0, cores)
 
 
-def _spawn(job_file: Path, method_dir: Path, log: Path, environment: dict[str, str]) -> subprocess.Popen[bytes]:
+def _spawn(job: Job, environment: dict[str, str]) -> subprocess.Popen[bytes]:
     """The pipe to its standard input closes when this process ends, however it ends."""
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("ab") as file:
+    job.log.parent.mkdir(parents=True, exist_ok=True)
+    with job.log.open("ab") as file:
         return subprocess.Popen(
-            worker.command(job_file, method_dir),
+            worker.command(job.file, job.method_dir, job.imports),
             stdin=subprocess.PIPE,
             stdout=file,
             stderr=file,
@@ -159,9 +160,9 @@ def gpu_environment(slot: int, slots: int, gpus: Sequence[str]) -> dict[str, str
 # -- what Ray and SLURM run on another machine ---------------------------------------------------------------
 
 
-def execute(job_file: Path, method_dir: Path, log: Path) -> int:
+def execute(job: Job) -> int:
     """A job from beginning to end, as seen from the process that a scheduler gave us; its exit code."""
-    process = _spawn(job_file, method_dir, log, {})
+    process = _spawn(job, {})
     try:
         return process.wait()
     finally:  # the scheduler may stop us by an exception in here
@@ -201,7 +202,7 @@ class Ray:
 
     def start(self, jobs: Sequence[Job]) -> Sequence[tuple[Job, RayHandle]]:
         """All of them: Ray waits for room."""
-        return [(job, RayHandle(self._ray, self._task.remote(job.file, job.method_dir, job.log))) for job in jobs]
+        return [(job, RayHandle(self._ray, self._task.remote(job))) for job in jobs]
 
     def close(self) -> None:
         self._ray.shutdown()
@@ -254,7 +255,7 @@ class Slurm:
         if not chosen:
             return []
         with self._executor.batch():
-            submitted = [self._executor.submit(Preemptible(), job.file, job.method_dir, job.log) for job in chosen]
+            submitted = [self._executor.submit(Preemptible(), job) for job in chosen]
         handles = [SlurmHandle(job) for job in submitted]
         self._started += handles
         return list(zip(chosen, handles, strict=True))
@@ -268,14 +269,14 @@ class Preemptible:
 
     process: subprocess.Popen[bytes] | None = None
 
-    def __call__(self, job_file: Path, method_dir: Path, log: Path) -> int:
-        self.process = _spawn(job_file, method_dir, log, {})
+    def __call__(self, job: Job) -> int:
+        self.process = _spawn(job, {})
         try:
             return self.process.wait()
         finally:
             _end(self.process)
 
-    def checkpoint(self, *arguments: Any) -> Any:
+    def checkpoint(self, job: Job) -> Any:
         """Called when the signal comes: let the run save, and queue the same again."""
         from submitit.helpers import DelayedSubmission
 
@@ -283,7 +284,7 @@ class Preemptible:
             self.process.terminate()
             # this runs inside the call above, which is waiting and holds the lock of Popen
             os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT)
-        return DelayedSubmission(Preemptible(), *arguments)
+        return DelayedSubmission(Preemptible(), job)
 
 
 class SlurmHandle(NamedTuple):

@@ -7,10 +7,12 @@ method; each may change what comes before it.
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import itertools
 import math
+import runpy
 import tomllib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -28,7 +30,6 @@ OF_A_STUDY = {"env_id": "tasks", "seed": "seeds", "num_seeds": "seeds", "experim
 HELP = "the settings are those of `isqn train dqn --help`."
 SETTINGS = [name for name in FIELDS if name not in OF_A_STUDY]
 SCORES = ("random_score", "reference_score")
-OF_A_TASK = ("env_id", *SCORES, *SCHEMES)
 SHORT = {
     "num_bellman_iterations": "K={}",
     "target_update_period": "T={}",
@@ -63,6 +64,8 @@ class Study:
     """Also count the work of an update."""
     agent: str = "dqn"
     """What learns."""
+    imports: tuple[str, ...] = ()
+    """Python files or modules to import first, which add losses, schemes, torsos or environments of your own."""
 
     def __post_init__(self) -> None:
         where = f"study {self.name}"
@@ -111,7 +114,7 @@ class Study:
             raise UserError(f"study {self.name}: a task has no env_id; `isqn list envs` shows what there is.")
         where = f"study {self.name}, {env_id}"
         _require_folder_name(env_id, f"{where}: env_id")
-        self._check_settings(task, where, *OF_A_TASK)
+        self._check_settings(task, where, "env_id", *SCORES, *SCHEMES)
         for key in SCORES:
             score = task.get(key, 0)
             if type(score) not in (int, float) or not _is_plain(score) or score == math.inf:
@@ -171,7 +174,7 @@ class Study:
         )
 
     def _cell(self, task: dict[str, Any], choice: dict[str, Any], varied: list[str]) -> Cell:
-        mine = {key: value for key, value in task.items() if key not in OF_A_TASK}
+        mine = {key: value for key, value in task.items() if key not in ("env_id", *SCORES, *SCHEMES)}
         scheme = (self.settings | mine | choice).get("scheme", Config.scheme)
         for_scheme = task.get(scheme, {}) if scheme in list(SCHEMES) else {}  # what is no scheme, Config refuses
         given = self.settings | mine | for_scheme | choice
@@ -293,7 +296,7 @@ def _require_folder_name(name: str, what: str) -> None:
 def to_toml(study: Study) -> str:
     """As a file that `isqn study FILE.toml` reads."""
     lines = [f"# isqn study FILE.toml; the settings are those of `isqn train {study.agent} --help`."]
-    plain = ("name", "question", "paper", "scale", "agent", "baseline", "along", "panels", "flops", "seeds")
+    plain = ("name", "question", "paper", "scale", "agent", "baseline", "along", "panels", "flops", "imports", "seeds")
     defaults = {f.name: f.default for f in dataclasses.fields(Study)}
     for name in plain:
         if getattr(study, name) != defaults[name]:
@@ -323,6 +326,7 @@ _KINDS: dict[str, tuple[type, str]] = {
     "methods": (list, "tables, each under [[methods]]"),
     "settings": (dict, "a table"),
     "flops": (bool, "true or false"),
+    "imports": (list, "a list of names"),
 }
 
 
@@ -336,12 +340,21 @@ def read_study(path: Path) -> Study:
     except (ValueError, RecursionError) as error:  # not UTF-8, not TOML, or beyond what Python's parser takes
         raise UserError(f"{path} is not valid TOML: {error}.") from None
     try:
-        return _from_values({"name": path.stem} | values)
+        return _from_values({"name": path.stem} | values, path.resolve().parent)
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
 
 
-def _from_values(values: dict[str, Any]) -> Study:
+def import_all(names: Iterable[str]) -> None:
+    """What registers itself when it is imported, in this process."""
+    for name in names:
+        try:
+            runpy.run_path(name) if name.endswith(".py") else importlib.import_module(name)
+        except (ImportError, OSError) as error:
+            raise UserError(f"imports: {name} cannot be imported: {error}.") from None
+
+
+def _from_values(values: dict[str, Any], folder: Path) -> Study:
     known = [f.name for f in dataclasses.fields(Study)]
     for name, value in values.items():
         if name not in known:
@@ -353,4 +366,9 @@ def _from_values(values: dict[str, Any]) -> Study:
     for name in ("question", "baseline", "seeds", "tasks", "methods"):
         if name not in values:
             raise UserError(f"{name} is missing; `isqn study online-plain --show` is an example of a study.")
-    return Study(**values | {name: tuple(values[name]) for name in ("seeds", "tasks", "methods")})
+    names = values.get("imports", [])
+    if not all(isinstance(name, str) for name in names):
+        raise UserError(f"imports is {names!r}; it must be {_KINDS['imports'][1]}.")
+    values["imports"] = [str(folder / name) if name.endswith(".py") else name for name in names]
+    import_all(values["imports"])
+    return Study(**values | {name: tuple(values[name]) for name in ("seeds", "tasks", "methods", "imports")})

@@ -1,4 +1,4 @@
-"""One job of a study, in a process of its own: `python -m isqn.experiments.worker JOB.toml METHOD_DIR`.
+"""One job of a study, in a process of its own: `python -m isqn.experiments.worker JOB.toml METHOD_DIR [IMPORT ...]`.
 
 It finds out by itself what is left to do, so that an engine may start it again after anything. Its exit codes are those
 of `isqn train`. It ends with its parent: when the pipe at its standard input closes, it saves and stops.
@@ -12,23 +12,27 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Iterable
 from pathlib import Path
 
 from isqn.experiments.config import Config, read_toml
+from isqn.experiments.study import import_all
 from isqn.types import UserError
 
 DONE, FAILED, INTERRUPTED = 0, 1, 75
 WAIT_SECONDS = 2.0
 
 
-def command(job_file: Path, method_dir: Path) -> list[str]:
-    return [sys.executable, "-m", "isqn.experiments.worker", str(job_file), str(method_dir)]
+def command(job_file: Path, method_dir: Path, imports: Iterable[str]) -> list[str]:
+    return [sys.executable, "-m", "isqn.experiments.worker", str(job_file), str(method_dir), *imports]
 
 
 def main(argv: list[str]) -> int:
     threading.Thread(target=_stop_with_parent, daemon=True).start()
     try:
-        train_job(read_toml(Path(argv[0])), Path(argv[1]))
+        job_file, method_dir, *imports = argv
+        import_all(imports)
+        train_job(read_toml(Path(job_file)), Path(method_dir))
         return DONE
     except UserError as error:
         print(f"isqn: {error}", file=sys.stderr, flush=True)
