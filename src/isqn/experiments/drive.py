@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import shutil
 import sys
 import time
 from collections import Counter
@@ -246,7 +247,8 @@ class Board:
         if not self.enabled or not sys.stderr.isatty() or now - self._drawn < 2:
             return
         self._drawn = now
-        lines = self.table(list(running), waiting, failed)
+        width = shutil.get_terminal_size().columns - 1  # a line that wraps could not be erased
+        lines = [line[:width] for line in self.table(list(running), waiting, failed)]
         self._erase()
         sys.stderr.write("\n".join(lines) + "\n")
         sys.stderr.flush()
