@@ -8,7 +8,9 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -68,6 +70,7 @@ def _job(study: Study, cell: Cell, seeds: tuple[int, ...], out: Path) -> Job:
         method_dir=cell.folder(out, seeds[0]).parent,
         file=out / "jobs" / f"{name}.toml",
         log=out / "logs" / f"{name}.log",
+        memory=memory_needed(config.replace(seed=0)),
         imports=study.imports,
     )
 
@@ -96,27 +99,23 @@ def train(
     study: Study, out: Path, engine: Engine, *, seeds_per_job: int = SEEDS_PER_JOB, quiet: bool = False
 ) -> Outcome:
     """Train what is missing. Failed jobs are listed, and hold up no other; Interrupted if asked to stop."""
-    with record.hold([out]):
+    with closing(engine), record.hold([out]):
         require_same(study, out)
+        pending = [
+            job._replace(memory=memory_needed(job.config.replace(seed=0))) for job in jobs(study, out, seeds_per_job)
+        ]
         record.replace_text(out / "study.toml", study_toml(study))
-        pending = [with_memory(job) for job in jobs(study, out, seeds_per_job)]
         (out / "jobs").mkdir(exist_ok=True)
         for job in pending:
             record.replace_text(job.file, to_toml(job.config))
         board = Board(study, out, enabled=not quiet)
         with run.stop_on_signals() as should_stop:
-            try:
-                failed = _drive(pending, engine, board, should_stop)
-            finally:
-                engine.close()
+            failed = _drive(pending, engine, board, should_stop)
         states = Counter(record.run_state(folder) for folder in folders(study, out))
         return Outcome(states["finished"], sum(states.values()), failed)
 
 
-def with_memory(job: Job) -> Job:
-    return job._replace(memory=memory_needed(job.config))
-
-
+@cache  # the jobs of a method differ in their seeds
 def memory_needed(config: Config) -> int:
     """Of the replay, the network and the process: an estimate to share out memory by."""
     spec = run.specification(config)

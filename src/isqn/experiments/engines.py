@@ -13,6 +13,7 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -86,7 +87,8 @@ class Local:
             environment = gpu_environment(slot, len(self._slots), self._gpus)
             process = _spawn(job, environment)
             if self._cores[slot]:  # XLA makes as many threads as there are cores to run on
-                os.sched_setaffinity(process.pid, self._cores[slot])
+                with suppress(ProcessLookupError):  # it has ended already
+                    os.sched_setaffinity(process.pid, self._cores[slot])
             self._slots[slot] = handle = LocalHandle(process, job.memory)
             started.append((job, handle))
         return started
