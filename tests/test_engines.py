@@ -56,7 +56,7 @@ def undisturbed(tmp_path_factory):
     return outcome(out)
 
 
-def wait_for(condition, seconds: float = 120.0):
+def wait_for(condition, seconds: float = 300.0):
     """A state that must come; not a test of speed."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:

@@ -45,7 +45,8 @@ MINATAR: tuple[Table, ...] = tuple(
     {"env_id": f"MinAtar/{game}-v1", "total_timesteps": 500_000} for game in ("Asterix", "Breakout", "SpaceInvaders")
 )
 NORMALISED: Table = {"layer_norm": True}
-MINI_PERIODS: Table = {"target_update_period": [20, 40, 100, 200, 400, 1_000]}
+BOTH_NORMS: Table = {"layer_norm": [False, True]}
+MINI_PERIODS: Table = {"target_update_period": [40, 100, 200, 400, 1_000]}
 
 QUESTIONS = {
     "online-ln": (
@@ -183,9 +184,10 @@ MINI: dict[str, Table] = {
     },
     "ablation-period": {
         "tasks": CLASSIC,
-        "methods": ({**TB, **MINI_PERIODS}, TF, {**iterated(1), **MINI_PERIODS}, {**iterated(9), **MINI_PERIODS}),
-        "settings": NORMALISED,
+        "methods": tuple({**method, **BOTH_NORMS, **MINI_PERIODS} for method in (TB, iterated(1), iterated(9)))
+        + ({**TF, **BOTH_NORMS},),
         "along": "target_update_period",
+        "panels": "layer_norm",
         "baseline": "TB-DQN, T=200",
     },
     "ablation-heads": {
