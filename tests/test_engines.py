@@ -13,7 +13,7 @@ import pytest
 
 from isqn.cli import INTERRUPTED, main
 from isqn.experiments import drive, engines, worker
-from isqn.experiments.study import Study
+from isqn.experiments.study import Study, read_study
 from isqn.experiments.study import to_toml as study_toml
 from isqn.train import checkpoint, record, run
 from isqn.types import UserError
@@ -213,7 +213,8 @@ def test_a_folder_with_other_settings_is_refused(tmp_path):
     record.create_run(folder, CELL.config.replace(seed=3, learning_rate=0.5))
     with pytest.raises(UserError) as error:
         drive.train(STUDY, tmp_path, engines.Local(1), quiet=True)
-    assert str(error.value) == f"{folder} has learning_rate = 0.5 and the study says 0.001; choose another --out."
+    sentence = "has learning_rate = 0.5, and the study says 0.001; choose another folder, or move the run away."
+    assert str(error.value) == f"{folder} {sentence}"
 
 
 def begin(out: Path, cell, *seeds: int) -> None:
@@ -230,6 +231,7 @@ def test_seeds_of_a_job(tmp_path):
     study = STUDY.replace(seeds=(0, 1, 2, 3, 5, 6, 7, 8, 9), settings={})
     (cell,) = study.cells()
     begin(tmp_path, cell, 1, 2)
+    (cell.folder(tmp_path, 2) / "summary.json").unlink()  # killed before it was written
     record.create_run(cell.folder(tmp_path, 9), cell.config.replace(seed=9))
     record.write_summary(cell.folder(tmp_path, 9), {"status": "finished", "trained_with": ["."]})
 
@@ -257,7 +259,7 @@ def test_a_worker_finds_out_what_is_left(tmp_path):
 
 def test_a_worker_waits_for_another_one(tmp_path, monkeypatch, capsys):
     config = CELL.config.replace(loop="compiled", total_timesteps=500, epoch_steps=500, log_period_steps=250)
-    held = record.hold([tmp_path / "seed-0"])
+    held = record.hold([tmp_path / "seed-0"])  # until the worker sleeps
     held.__enter__()
     monkeypatch.setattr(worker.time, "sleep", lambda seconds: held.__exit__(None, None, None))
     worker.train_job(config, tmp_path)
@@ -355,3 +357,53 @@ def test_bad_words(words, sentence, tmp_path):
     assert sentence in said
     assert said.count("\n") == 1
     assert not (tmp_path / "out" / "runs").exists()
+
+
+def test_a_study_that_imports_a_scheme_of_its_own(tmp_path):
+    """Known to the study, to its workers and to its report."""
+    examples = Path(__file__).parents[1] / "examples"
+    (tmp_path / "new_scheme.py").write_text((examples / "new_scheme.py").read_text())
+    fast = {"total_timesteps": 500, "epoch_steps": 250, "log_period_steps": 250, "hidden_sizes": [8]}
+    text = study_toml(STUDY.replace(seeds=(0,), settings=fast))
+    text = text.replace("baseline", 'imports = ["new_scheme.py"]\nbaseline')
+    (tmp_path / "mine.toml").write_text(text + '\n[[methods]]\nscheme = "two-chains"\nnum_bellman_iterations = 3\n')
+    command = [sys.executable, "-m", "isqn.cli", "study", "mine.toml", "--out", "out"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "2iS-DQN K=3" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "sentence"),
+    [
+        ("mine.py", "1 +", "SyntaxError: invalid syntax"),
+        ("mine.py", "raise ValueError('no')", "ValueError: no"),
+        ("nothing.py", "", "FileNotFoundError"),
+        ("no.such.module", "", "ModuleNotFoundError: No module named 'no'"),
+        ("", "", "ValueError: Empty module name"),
+    ],
+)
+def test_imports_that_fail_are_one_sentence(name, text, sentence, tmp_path):
+    (tmp_path / "mine.py").write_text(text)
+    file = study_toml(STUDY).replace("baseline", f'imports = ["{name}"]\nbaseline')
+    (tmp_path / "mine.toml").write_text(file)
+    with pytest.raises(UserError) as error:
+        read_study(tmp_path / "mine.toml")
+    assert "cannot be imported: " + sentence in str(error.value)
+
+
+def test_the_estimate_of_a_dry_run(tmp_path, monkeypatch):
+    """Measured once for runs that take as long; what was trained already is not counted."""
+    measured = []
+    monkeypatch.setattr(drive.run, "seconds_per_step", lambda config: measured.append(config.label) or 0.5)
+    monkeypatch.setattr(drive, "share_cores", lambda workers: None)
+    study = STUDY.replace(methods=(*STUDY.methods, {"scheme": "iterated-shared", "num_bellman_iterations": 9}))
+    begin(tmp_path, study.cells()[0], 3)
+    (study.cells()[0].folder(tmp_path, 3) / "metrics.csv").write_text("step\n1000\n")
+    rows = drive.estimate(study, tmp_path, 2, 5, lambda _: None)
+    assert measured == ["iS-DQN K=9"]
+    assert [(row.method, row.runs, row.to_do, row.seconds) for row in rows] == [
+        ("TB-DQN", 2, 2, 0.5 * (3_000 + 4_000)),
+        ("iS-DQN K=9", 2, 2, 0.5 * 8_000),
+    ]
+    assert [row.parameters for row in rows] == [2 * (8 * 8 + 8 + 8 * 2 + 2), 8 * 8 + 8 + 10 * (8 * 2 + 2)]

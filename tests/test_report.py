@@ -381,7 +381,7 @@ def test_a_run_that_is_not_what_the_study_asks_for_is_refused(tmp_path):
     lay(tmp_path / "s", asked, lambda *_: [1, 2])
     (tmp_path / "s" / "study.toml").write_text(study_toml(asked.replace(settings=SMALL | {"discount": 0.5})))
     with pytest.raises(
-        UserError, match=r"seed-0 has discount = 0\.99, and study\.toml says 0\.5; put that back, or move"
+        UserError, match=r"seed-0 has discount = 0\.99, and the study says 0\.5; choose another folder, or move"
     ):
         collect(tmp_path / "s")
 
@@ -477,19 +477,16 @@ def test_energy_by_hand(tmp_path):
     metrics = {"step": [1000, 2000], "seconds": [100, 7200], "memory_mb": [3000, 2000]}
     both = {"metrics": metrics, "cores": 2, "trained_with": [".", "../seed-1"]}
     found = collect(lay(tmp_path / "s", study(TB), lambda *_: [1, 2], lambda *_: both))
-    power = tables.Power(10, 2, power_usage_effectiveness=1.5, grams_per_kilowatt_hour=400)
-    shown = tables.energy(found.runs, power)
+    shown = tables.energy(found.runs)
     assert shown.rows == (
         ("core hours", "4.00"),
         ("GB hours", "6.00"),
-        ("energy", "0.078 kWh"),  # (4 x 10 + 6 x 2) x 1.5 = 78 Wh
-        ("carbon dioxide equivalent", "31.2 g"),
+        ("energy", "0.0839 kWh"),  # (4 x 12 + 6 x 0.3725) x 1.67 = 83.9 Wh
+        ("carbon dioxide equivalent", "39.8 g"),  # x 475 g/kWh
     )
-    assert "(core hours x 10 W + GB hours x 2 W) x 1.5" in shown.caption
-    assert "CO2e = energy x 400 g/kWh" in shown.caption
+    assert "(core hours x 12 W + GB hours x 0.3725 W) x 1.67" in shown.caption
+    assert "CO2e = energy x 475 g/kWh" in shown.caption
     assert tables.what_ran(found).rows[0][-1] == "2 h"
-    with pytest.raises(UserError, match=r"^--watts-per-core is -1; it must be a number from 0 on\.$"):
-        tables.energy(found.runs, tables.Power(watts_per_core=-1))
 
 
 def test_work_and_time_by_hand(tmp_path, monkeypatch):
@@ -534,7 +531,7 @@ def test_versions_and_commands_are_shown_without_folders(tmp_path):
     asked = study(TB, seeds=(0, 1, 2))
     report = made(lay(tmp_path / "s", asked, lambda *_: [1, 2], lambda _, seed: {"command": commands[seed], **summary}))
     assert table(report, "Commands").rows == (
-        ("isqn study mine.toml", "1"),
+        ("isqn study study.toml", "1"),
         ("isqn resume out/runs/b/seed-1", "1"),
         ("isqn resume out/runs/b/seed-2", "1"),
     )
@@ -545,7 +542,6 @@ def test_versions_and_commands_are_shown_without_folders(tmp_path):
     of_a_run = (tmp_path / "s" / "runs" / "CartPole-v1" / "TB-DQN" / "seed-0" / "config.toml").read_text()
     assert report.configs["CartPole-v1, TB-DQN, seed 0"] == of_a_run
     named = collect(lay(tmp_path / "t", asked.replace(name="online-ln", scale="mini"), lambda *_: [1, 2]))
-    assert named.command == "isqn study online-ln --scale mini"
     assert named.about == "Which is better? (a study of its own; scale: mini)"
 
 
@@ -749,8 +745,7 @@ def test_the_command_answers_in_json(reported, tmp_path, capsys):
         (["--figur", "auc"], 2, "`isqn report` has no flag --figur; did you mean --figure?"),
         (["--figure", "aucs"], 1, "--figure 'aucs' is not in this report; did you mean auc?"),
         (["--baseline", "TB-DQM"], 1, "The baseline 'TB-DQM' is not a method here; did you mean TB-DQN?"),
-        (["--watch", "0"], 1, "--watch is 0; it must be a number of seconds above 0."),
-        (["--watts-per-core", "-1"], 1, "--watts-per-core is -1; it must be a number from 0 on."),
+        (["--watch", "--every", "0"], 1, "--every is 0; it must be a number of seconds above 0."),
     ],
 )
 def test_a_wrong_flag_is_answered_in_one_sentence(four_seeds, tmp_path, capsys, words, code, sentence):

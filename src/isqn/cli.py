@@ -11,7 +11,7 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from dataclasses import asdict, dataclass, field, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
@@ -21,11 +21,11 @@ import tyro
 from isqn import __version__
 from isqn.experiments.config import MOST_SEED, Config, nearest, read_toml
 from isqn.experiments.presets import AGENTS, PRESETS, preset_config, preset_for
+from isqn.experiments.worker import INTERRUPTED
 from isqn.train.progress import say
 from isqn.types import UserError
 
 USAGE = 2
-INTERRUPTED = 75  # EX_TEMPFAIL: saved, can be resumed; schedulers may requeue on it
 
 WELCOME = f"""\
 isqn {__version__}: deep value-based reinforcement learning without the second network.
@@ -252,7 +252,7 @@ class StudyOptions:
     engine: Literal["local", "ray", "slurm"] = "local"
     """Where it runs: processes of this machine, Ray, or SLURM."""
     workers: int | None = None
-    """Jobs at once. By default one for each core."""
+    """Jobs at once. By default one for each GPU or core of this machine; on a cluster it is for the cluster to say."""
     seeds_per_job: int = 5
     """Seeds trained in one program, where the environment is written in JAX."""
     address: str | None = None
@@ -289,16 +289,17 @@ def study(argv: list[str]) -> int:
         value = getattr(args, name)
         if value is not None and value < 1:
             raise UserError(f"--{name.replace('_', '-')} is {value}; it must be at least 1.")
-    workers = args.workers or engines.default_workers()
+    if args.out is None and (args.tasks or args.seeds):
+        raise UserError("--tasks and --seeds make another study; give it a folder of its own by --out.")
     out = args.out or Path("studies") / f"{asked.name}-{asked.scale}"
     if args.dry_run:
-        return _dry_run(asked, out, workers, args.seeds_per_job)
+        return _dry_run(asked, out, args.workers or engines.default_workers(), args.seeds_per_job)
     if args.report:
         from isqn.report import write
 
         write.require_libraries()
     with redirect_stdout(sys.stderr):  # ours is for the result, whatever an engine prints
-        engine = engines.make(args.engine, out, workers, args.address, args.gpus, args.cluster, args.slurm)
+        engine = engines.make(args.engine, out, args.workers, args.address, args.gpus, args.cluster, args.slurm)
         outcome = drive.train(asked, out, engine, seeds_per_job=args.seeds_per_job, quiet=args.quiet)
     if not args.quiet:
         say(f"{outcome.finished} of {outcome.total} runs are there")
@@ -306,7 +307,10 @@ def study(argv: list[str]) -> int:
         for job in outcome.failed:
             say(f"isqn: {job.name} failed: {drive.last_line(job.log)} (log: {job.log})")
         return 1
-    return report([str(out)]) if args.report else 0
+    if not args.report:
+        return 0
+    with redirect_stdout(io.StringIO()) if args.quiet else nullcontext():
+        return report([str(out)])
 
 
 def _dry_run(asked: Any, out: Path, workers: int, seeds_per_job: int) -> int:
@@ -354,16 +358,10 @@ class ReportOptions:
     """Compare runs of different protocols all the same."""
     figure: tuple[str, ...] = ()
     """Only these figures, such as auc or curves."""
-    watch: float | None = None
-    """Make it anew every so many seconds, while runs are going."""
-    watts_per_core: float = 12.0
-    """For the estimate of energy, like the next three; the defaults are those of Green Algorithms."""
-    watts_per_gigabyte: float = 0.3725
-    """Of memory."""
-    power_usage_effectiveness: float = 1.67
-    """Of the data centre."""
-    grams_per_kilowatt_hour: float = 475.0
-    """Carbon intensity of the electricity."""
+    watch: bool = False
+    """Make the page anew while runs are going."""
+    every: float = 30.0
+    """Seconds between two pages with --watch."""
     json: bool = False
     """Print the headline as JSON."""
 
@@ -373,19 +371,12 @@ def report(argv: list[str]) -> int:
     from isqn.report import write
 
     out = args.out or args.folder / "report"
-    if args.watch is not None and args.watch <= 0:
-        raise UserError(f"--watch is {args.watch:g}; it must be a number of seconds above 0.")
-    options = write.Options(
-        missing=args.missing,
-        pool_protocols=args.pool_protocols,
-        watts_per_core=args.watts_per_core,
-        watts_per_gigabyte=args.watts_per_gigabyte,
-        power_usage_effectiveness=args.power_usage_effectiveness,
-        grams_per_kilowatt_hour=args.grams_per_kilowatt_hour,
-    )
+    if not 0 < args.every < float("inf"):
+        raise UserError(f"--every is {args.every:g}; it must be a number of seconds above 0.")
+    options = write.Options(args.missing, args.pool_protocols)
     if args.watch:
-        say(f"{out / 'index.html'} is made anew every {args.watch:g} s; Ctrl-C ends it")
-        write.watch(args.folder, out, options, args.baseline, args.watch)
+        say(f"{out / 'index.html'} is made anew every {args.every:g} s; Ctrl-C ends it")
+        write.watch(args.folder, out, options, args.baseline, args.every)
     made = write.write(args.folder, out, options, args.baseline, args.figure)
     headline = made.headline
     if args.json:

@@ -327,15 +327,25 @@ def from_mapping(values: dict[str, Any], where: str, base: Config | None = None)
 
 
 def read_toml(path: Path) -> Config:
+    return from_mapping(load_toml(path, "give the config.toml of a run."), str(path))
+
+
+def load_toml(path: Path, instead: str) -> dict[str, Any]:
     try:
-        return from_mapping(tomllib.loads(path.read_text(encoding="utf-8")), str(path))
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        hint = nearest_path(path) or "; give the config.toml of a run."
-        raise UserError(f"{path} does not exist{hint}") from None
+        raise UserError(f"{path} does not exist{nearest_path(path) or f'; {instead}'}") from None
     except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror}); give the config.toml of a run.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}); {instead}") from None
+    except (ValueError, RecursionError) as error:  # not UTF-8, not TOML, or beyond what Python's parser takes
         raise UserError(f"{path} is not valid TOML: {error}.") from None
+
+
+def slug(name: str) -> str:
+    """A name as part of a path."""
+    for old, new in (("/", "-"), (":", "-"), (",", ""), (" ", "-"), ("=", "")):
+        name = name.replace(old, new)
+    return name
 
 
 @cache

@@ -23,10 +23,10 @@ from isqn.experiments.study import to_toml as study_toml
 from isqn.train import record, run
 from isqn.train.loop import Interrupted
 from isqn.train.progress import duration, say
-from isqn.types import UserError
 
 SEEDS_PER_JOB = 5  # in one compiled program; beyond this a core does no more work a second
 POLL_SECONDS = 0.5
+STOP_SECONDS = 120.0  # a scheduler may be slow to say that a job has ended
 BASE_BYTES = 400_000_000  # of a process that has started JAX
 
 
@@ -39,18 +39,22 @@ def jobs(study: Study, out: Path, seeds_per_job: int = SEEDS_PER_JOB) -> list[Jo
     """What is left to train. Seeds that were begun together go on together; new ones are put together."""
     found = []
     for cell in study.cells():
-        left = [s for s in sorted(study.seeds) if record.run_state(cell.folder(out, s)) != "finished"]
-        new = [s for s in left if "trained_with" not in record.read_summary(cell.folder(out, s))]
-        groups = [_begun_together(cell.folder(out, s)) for s in left if s not in new]
-        together = seeds_per_job if run.uses_compiled_loop(cell.config) else 1
-        groups += [tuple(group) for group in _consecutive(new, together)]
-        for group in dict.fromkeys(groups):
-            found.append(_job(study, cell, group, out))
+        found += jobs_of(cell, study, out, seeds_per_job)
     return found
 
 
+def jobs_of(cell: Cell, study: Study, out: Path, seeds_per_job: int) -> list[Job]:
+    left = [s for s in sorted(study.seeds) if record.run_state(cell.folder(out, s)) != "finished"]
+    begun = {group for s in left if (group := _begun_together(cell.folder(out, s)))}
+    new = [s for s in left if not any(s in group for group in begun)]
+    together = seeds_per_job if run.uses_compiled_loop(cell.config) else 1
+    groups = [*sorted(begun), *_consecutive(new, together)]
+    return [_job(study, cell, tuple(group), out) for group in groups]
+
+
 def _begun_together(folder: Path) -> tuple[int, ...]:
-    others = record.read_summary(folder).get("trained_with", ["."])
+    """The seeds of its program; none if it has not begun."""
+    others = record.read_summary(folder).get("trained_with", ())
     return tuple(sorted(read_toml((folder / other).resolve() / "config.toml").seed for other in others))
 
 
@@ -75,20 +79,6 @@ def _job(study: Study, cell: Cell, seeds: tuple[int, ...], out: Path) -> Job:
     )
 
 
-def require_same(study: Study, out: Path) -> None:
-    """The runs that are there must be those that the study asks for."""
-    for folder, (cell, seed) in folders(study, out).items():
-        if not (folder / "config.toml").is_file():
-            continue
-        there, asked = read_toml(folder / "config.toml"), cell.config.replace(seed=seed)
-        mine = {**there.kept(), "total_timesteps": there.total_timesteps}
-        for name, value in {**asked.kept(), "total_timesteps": asked.total_timesteps}.items():
-            if mine[name] != value and name != "experiment":
-                raise UserError(
-                    f"{folder} has {name} = {mine[name]!r} and the study says {value!r}; choose another --out."
-                )
-
-
 class Outcome(NamedTuple):
     finished: int
     total: int
@@ -100,7 +90,9 @@ def train(
 ) -> Outcome:
     """Train what is missing. Failed jobs are listed, and hold up no other; Interrupted if asked to stop."""
     with closing(engine), record.hold([out]):
-        require_same(study, out)
+        for folder, (cell, seed) in folders(study, out).items():
+            if (folder / "config.toml").is_file():
+                cell.read_config(folder, seed)
         pending = [
             job._replace(memory=memory_needed(job.config.replace(seed=0))) for job in jobs(study, out, seeds_per_job)
         ]
@@ -138,35 +130,27 @@ class Planned(NamedTuple):
 def estimate(study: Study, out: Path, workers: int, seeds_per_job: int, tell: Callable[[str], None]) -> list[Planned]:
     """What is left to train and how long it takes here: measured on the method with the most heads."""
     share_cores(workers)
-    left: dict[tuple[str, str], list[Job]] = {}
-    for job in jobs(study, out, seeds_per_job):
-        left.setdefault((job.config.env_id, job.method_dir.name), []).append(job)
     measured: dict[tuple[object, ...], float] = {}
-    rows = []
+    rows = {}
     for cell in sorted(study.cells(), key=lambda c: -c.config.target_scheme.num_heads):
-        mine = left.get((cell.task, slug(cell.method)), [])
-        seconds = 0.0
-        for job in mine:
+        left, seconds = jobs_of(cell, study, out, seeds_per_job), 0.0
+        for job in left:
             key = _like(job.config)
             if key not in measured:
                 tell(f"measuring {cell.method} on {cell.task}")
                 measured[key] = run.seconds_per_step(job.config)
             seconds += measured[key] * (cell.config.total_timesteps - steps_done(job.folders[0]))
-        spec = run.specification(cell.config)
-        rows.append(
-            Planned(
-                cell.task,
-                cell.method,
-                len(study.seeds),
-                sum(job.config.num_seeds for job in mine),
-                cell.config.total_timesteps,
-                cost.size(cell.config, spec).kept_parameters,
-                memory_needed(mine[0].config if mine else cell.config),
-                seconds,
-            )
+        rows[cell.task, cell.method] = Planned(
+            cell.task,
+            cell.method,
+            len(study.seeds),
+            sum(job.config.num_seeds for job in left),
+            cell.config.total_timesteps,
+            cost.size(cell.config, run.specification(cell.config)).kept_parameters,
+            max((job.memory for job in left), default=0),
+            seconds,
         )
-    order = [(cell.task, cell.method) for cell in study.cells()]
-    return sorted(rows, key=lambda row: order.index((row.task, row.method)))
+    return [rows[cell.task, cell.method] for cell in study.cells()]
 
 
 def _like(config: Config) -> tuple[object, ...]:
@@ -212,7 +196,8 @@ def _stop(running: dict[Handle, Job], board: Board) -> None:
     board.say(f"saving {len(running)} jobs")
     for handle in running:
         handle.stop()
-    while any(handle.poll() is None for handle in running):
+    end = time.monotonic() + STOP_SECONDS
+    while any(handle.poll() is None for handle in running) and time.monotonic() < end:
         time.sleep(POLL_SECONDS)
 
 

@@ -21,6 +21,7 @@ import psutil
 
 from isqn.experiments import worker
 from isqn.experiments.config import Config
+from isqn.train import record
 from isqn.types import UserError
 
 RETRIES = 3  # of a job whose process was killed
@@ -112,10 +113,10 @@ class LocalHandle(NamedTuple):
 
 
 def cores_of(slot: int, workers: int) -> list[int]:
-    """An even share of the cores this process may use; none where the system does not tell."""
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    """An even share of the cores this process may use; none where a process cannot be kept to some."""
+    cores = record.usable_cores()
     each = max(1, len(cores) // workers)
-    return cores[slot * each % len(cores) :][:each] if cores else []
+    return cores[slot * each % len(cores) :][:each] if hasattr(os, "sched_setaffinity") else []
 
 
 def share_cores(workers: int) -> None:
@@ -183,11 +184,10 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 class Ray:
-    """Tasks of a cluster, or of one that is started here. Ray itself starts a task again if its worker is lost."""
+    """Tasks of a cluster, or of one that is started here."""
 
     def __init__(self, workers: int, address: str | None, gpus: float):
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no telemetry
-        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         self._ray = _import("ray", "ray")
         quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
         try:
@@ -198,9 +198,10 @@ class Ray:
                 here: dict[str, Any] = {"address": "local", "_node_ip_address": "127.0.0.1", "include_dashboard": False}
                 self._ray.init(num_cpus=cores, **here, **quiet)
         except (ConnectionError, ValueError, RuntimeError) as error:
-            raise UserError(f"--address {address} is not a Ray cluster that answers: {error}.") from None
+            what = f"--address {address} is not a Ray cluster that answers" if address else "Ray cannot be started here"
+            raise UserError(f"{what}: {error}.") from None
         cpus = max(1, (os.cpu_count() or 1) // workers) if not address else 1
-        self._task = self._ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=RETRIES)(execute)
+        self._task = self._ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=0)(execute)
 
     def start(self, jobs: Sequence[Job]) -> Sequence[tuple[Job, RayHandle]]:
         """All of them: Ray waits for room."""
@@ -244,8 +245,6 @@ class Slurm:
         except (RuntimeError, ValueError) as error:
             raise UserError(f"--engine slurm cannot start: {str(error).partition(chr(10))[0]}") from None
         defaults = {"name": "isqn", "timeout_min": 24 * 60, "cpus_per_task": 1}
-        if cluster != "local":
-            defaults["slurm_array_parallelism"] = workers
         try:
             self._executor.update_parameters(**defaults | parameters)
         except (NameError, TypeError, ValueError) as error:
@@ -273,6 +272,9 @@ class Preemptible:
 
     def __call__(self, job: Job) -> int:
         self.process = _spawn(job, {})
+        child = self.process
+        # submitit ignores SIGTERM, which is what `scancel` sends first
+        signal.signal(signal.SIGTERM, lambda *_: child.send_signal(signal.SIGTERM))
         try:
             return self.process.wait()
         finally:
@@ -312,22 +314,22 @@ def _import(name: str, extra: str) -> Any:
 
 
 def make(
-    name: str, out: Path, workers: int, address: str | None, gpus: float, cluster: str, parameters: Sequence[str]
+    name: str, out: Path, workers: int | None, address: str | None, gpus: float, cluster: str, parameters: Sequence[str]
 ) -> Engine:
     """By the words of the command line."""
     if name == "local":
-        return Local(workers)
+        return Local(workers or default_workers())
     if name == "ray":
-        return Ray(workers, address, gpus)
-    given: dict[str, Any] = {}
+        return Ray(workers or default_workers(), address, gpus)
+    given: dict[str, Any] = {"slurm_array_parallelism": workers} if workers and cluster != "local" else {}
     for word in parameters:
         key, equals, value = word.partition("=")
         if not equals:
             raise UserError(f"--slurm {word!r} is not of the form KEY=VALUE, such as slurm_partition=cpu.")
         given[key] = int(value) if value.lstrip("-").isdigit() else value
-    return Slurm(out / "logs" / "submitit", workers, cluster, given)
+    return Slurm(out / "logs" / "submitit", workers or default_workers(), cluster, given)
 
 
 def default_workers() -> int:
-    """One for each core: two runs with a core each do half again as much as one run on both."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """On this machine: one for each GPU, or for each core, since two runs with a core each do more than one on both."""
+    return len(visible_gpus()) or len(record.usable_cores())

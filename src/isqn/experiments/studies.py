@@ -184,8 +184,10 @@ MINI: dict[str, Table] = {
     },
     "ablation-period": {
         "tasks": CLASSIC,
-        "methods": tuple({**method, **BOTH_NORMS, **MINI_PERIODS} for method in (TB, iterated(1), iterated(9)))
-        + ({**TF, **BOTH_NORMS},),
+        "methods": (
+            {**TF, **BOTH_NORMS},
+            *({**method, **BOTH_NORMS, **MINI_PERIODS} for method in (TB, iterated(1), iterated(9))),
+        ),
         "along": "target_update_period",
         "panels": "layer_norm",
         "baseline": "TB-DQN, T=200",
@@ -212,7 +214,7 @@ MINI: dict[str, Table] = {
         "panels": "compute_dtype",
     },
     "analysis": {
-        "tasks": (CLASSIC[0], {**MINATAR[1], "total_timesteps": 250_000}),
+        "tasks": (CLASSIC[0], {**MINATAR[1], "total_timesteps": 250_000, "epoch_steps": 12_500}),
         "methods": (TB, TF, iterated(1, 9)),
         "settings": {**NORMALISED, "analysis": True, "log_period_steps": 5_000},
     },

@@ -11,14 +11,13 @@ import importlib
 import itertools
 import math
 import runpy
-import tomllib
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, get_origin, get_type_hints
 
-from isqn.experiments.config import MOST_SEED, Config, from_mapping, nearest, nearest_path, toml_value
+from isqn.experiments.config import MOST_SEED, Config, from_mapping, load_toml, nearest, read_toml, slug, toml_value
 from isqn.experiments.presets import AGENTS, PRESETS, preset_config, preset_for, presets_of
 from isqn.schemes import SCHEMES
 from isqn.types import UserError
@@ -149,6 +148,12 @@ class Study:
                     f"{where}: what is {one.place!r} on {one.task} is {same.place!r} on {same.task}; "
                     "let the method say what they differ in."
                 )
+        for one, other in itertools.pairwise(self.cells()):
+            if one.config.num_epochs != other.config.num_epochs:  # curves and areas are compared epoch by epoch
+                raise UserError(
+                    f"{where}: {one.place} on {one.task} has {one.config.num_epochs} epochs and {other.place} on "
+                    f"{other.task} has {other.config.num_epochs}; set their total_timesteps or epoch_steps alike."
+                )
         for cell in first:
             _require_folder_name(cell.method, f"{where}: the name of a method")
         _require_different([cell.method for cell in first], f"{where}: the methods", "give one of them another `name`")
@@ -227,15 +232,20 @@ class Cell(NamedTuple):
     def place(self) -> str:
         return f"{self.method} in {self.panel}" if self.panel else self.method
 
+    def read_config(self, folder: Path, seed: int) -> Config:
+        """Of a run that is there, which must be the one that is asked for."""
+        config, asked = read_toml(folder / "config.toml"), self.config.replace(seed=seed)
+        for name in (*config.kept(), "total_timesteps"):
+            there, here = getattr(config, name), getattr(asked, name)
+            if there != here and name != "experiment":
+                raise UserError(
+                    f"{folder} has {name} = {there!r}, and the study says {here!r}; choose another folder, or move "
+                    "the run away."
+                )
+        return config
+
     def folder(self, out: Path, seed: int) -> Path:
         return out / "runs" / slug(self.task) / slug(self.method) / f"seed-{seed}"
-
-
-def slug(name: str) -> str:
-    """A name as part of a path."""
-    for old, new in (("/", "-"), (":", "-"), (",", ""), (" ", "-"), ("=", "")):
-        name = name.replace(old, new)
-    return name
 
 
 def _values(method: dict[str, Any], key: str) -> list[Any]:
@@ -331,14 +341,7 @@ _KINDS: dict[str, tuple[type, str]] = {
 
 
 def read_study(path: Path) -> Study:
-    try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"{path} does not exist{nearest_path(path) or '; give a study file.'}") from None
-    except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror}); give a study file.") from None
-    except (ValueError, RecursionError) as error:  # not UTF-8, not TOML, or beyond what Python's parser takes
-        raise UserError(f"{path} is not valid TOML: {error}.") from None
+    values = load_toml(path, "give a study file.")
     try:
         return _from_values({"name": path.stem} | values, path.resolve().parent)
     except UserError as error:
@@ -350,8 +353,8 @@ def import_all(names: Iterable[str]) -> None:
     for name in names:
         try:
             runpy.run_path(name) if name.endswith(".py") else importlib.import_module(name)
-        except (ImportError, OSError) as error:
-            raise UserError(f"imports: {name} cannot be imported: {error}.") from None
+        except Exception as error:  # whatever is wrong in a file of the user's
+            raise UserError(f"imports: {name!r} cannot be imported: {type(error).__name__}: {error}.") from error
 
 
 def _from_values(values: dict[str, Any], folder: Path) -> Study:

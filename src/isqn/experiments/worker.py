@@ -19,8 +19,9 @@ from isqn.experiments.config import Config, read_toml
 from isqn.experiments.study import import_all
 from isqn.types import UserError
 
-DONE, FAILED, INTERRUPTED = 0, 1, 75
-WAIT_SECONDS = 2.0
+DONE, FAILED = 0, 1
+INTERRUPTED = 75  # EX_TEMPFAIL: saved, can be resumed; schedulers may requeue on it
+WAIT_SECONDS = 5.0
 
 
 def command(job_file: Path, method_dir: Path, imports: Iterable[str]) -> list[str]:
@@ -78,8 +79,7 @@ def train_job(config: Config, method_dir: Path) -> None:
                 run.start(new, method_dir if len(together) > 1 else folder(first), overwrite=True)
         except record.Busy as busy:
             print(f"isqn: {busy} Waiting for it.", file=sys.stderr, flush=True)
-            while record.is_held(folder(first)):
-                time.sleep(WAIT_SECONDS)
+            time.sleep(WAIT_SECONDS)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -25,8 +26,7 @@ LABELS = {"target_update_period": "target update period T", "num_bellman_iterati
 PROBES = {"effective_rank": "effective rank of the features (srank)", "dormant_share": "share of dormant units"}
 
 
-@dataclass(frozen=True)
-class Options(tables.Power):
+class Options(NamedTuple):
     missing: str = "fail"
     pool_protocols: bool = False
 
@@ -68,7 +68,7 @@ def build(collected: Collected, options: Options, *, watching: bool = False) -> 
         work = tables.work(collected)
         figures.append(_work(work))
         others.append(tables.work_table(work))
-    others += [tables.what_ran(collected), tables.energy(collected.runs, options)]
+    others += [tables.what_ran(collected), tables.energy(collected.runs)]
     others += [tables.commands(collected), tables.made_with(collected)]
     report = Report(
         title=collected.name,

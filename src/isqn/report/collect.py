@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -74,8 +73,7 @@ class Collected:
         """That trains the study; nothing without one."""
         if not self.study:
             return ""
-        own = self.study.scale == "own"
-        return f"isqn study {shlex.quote(self.name + '.toml' * own)}" + ("" if own else f" --scale {self.study.scale}")
+        return "isqn study study.toml"  # the file that is shown below
 
     @property
     def references(self) -> References:
@@ -111,14 +109,7 @@ def _of_study(folder: Path, study: Study) -> Iterator[Run]:
             place = cell.folder(folder, seed)
             if not (place / "config.toml").is_file():
                 continue
-            config, asked = read_toml(place / "config.toml"), cell.config.replace(seed=seed).kept()
-            for name, value in config.kept().items():
-                if value != asked[name] and name != "experiment":
-                    raise UserError(
-                        f"{place} has {name} = {value!r}, and study.toml says {asked[name]!r}; put that back, or move "
-                        "the run away."
-                    )
-            yield read_run(place, config, cell.task, cell.method)
+            yield read_run(place, cell.read_config(place, seed), cell.task, cell.method)
 
 
 def _of_folder(folder: Path) -> tuple[tuple[Cell, ...], tuple[Run, ...]]:

@@ -13,6 +13,7 @@ from isqn.analysis.stats import Interval
 from isqn.report.collect import Collected
 from isqn.train.evaluate import random_return
 from isqn.train.progress import say
+from isqn.types import UserError
 
 
 class Comparison(NamedTuple):
@@ -59,7 +60,10 @@ def compare(collected: Collected, results: Results) -> Comparison:
 @cache
 def _random_play(task: str) -> float:
     say(f"playing {task} at random, to know where its scale begins")
-    return random_return(task, episodes=100)
+    try:
+        return random_return(task, episodes=100)
+    except UserError as error:
+        raise Incomparable(f"Where the scale of {task} begins is not known: {error}") from None
 
 
 def interval(scores: np.ndarray, statistic: stats.Statistic = stats.iqm) -> Interval:

@@ -6,7 +6,6 @@ import dataclasses
 import math
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +15,7 @@ import numpy as np
 from isqn.analysis import cost, stats
 from isqn.analysis.results import Run, ranges
 from isqn.analysis.stats import Interval
-from isqn.experiments.config import Config, flag
+from isqn.experiments.config import Config
 from isqn.experiments.study import Cell
 from isqn.report.charts import Table
 from isqn.report.collect import Collected
@@ -195,38 +194,33 @@ def what_ran(collected: Collected) -> Table:
     return Table("What ran and what did not", columns, tuple(rows))
 
 
-@dataclass(frozen=True)
-class Power:
-    """What energy is estimated from: the defaults of Green Algorithms (Lannelongue et al. 2021)."""
-
-    watts_per_core: float = 12.0
-    watts_per_gigabyte: float = 0.3725
-    power_usage_effectiveness: float = 1.67
-    grams_per_kilowatt_hour: float = 475.0  # the world's average
+# The defaults of Green Algorithms (Lannelongue et al. 2021).
+WATTS_PER_CORE = 12.0
+WATTS_PER_GIGABYTE = 0.3725
+POWER_USAGE_EFFECTIVENESS = 1.67
+GRAMS_PER_KILOWATT_HOUR = 475.0  # the world's average
 
 
-def energy(runs: Iterable[Run], power: Power) -> Table:
-    for name in (field.name for field in dataclasses.fields(Power)):
-        if not 0 <= getattr(power, name) < math.inf:
-            raise UserError(f"{flag(name)} is {getattr(power, name):g}; it must be a number from 0 on.")
+def energy(runs: Iterable[Run]) -> Table:
     core_hours = gigabyte_hours = 0.0
     for one in runs:
         hours = seconds(one) / 3600
         core_hours += hours * (one.summary.get("cores") or 1)
         gigabyte_hours += hours * peak_megabytes(one) / 1e3
-    watt_hours = core_hours * power.watts_per_core + gigabyte_hours * power.watts_per_gigabyte
-    kilowatt_hours = watt_hours * power.power_usage_effectiveness / 1e3
+    watt_hours = core_hours * WATTS_PER_CORE + gigabyte_hours * WATTS_PER_GIGABYTE
+    kilowatt_hours = watt_hours * POWER_USAGE_EFFECTIVENESS / 1e3
     rows = (
         ("core hours", f"{core_hours:,.2f}"),
         ("GB hours", f"{gigabyte_hours:,.2f}"),
         ("energy", f"{kilowatt_hours:,.3g} kWh"),
-        ("carbon dioxide equivalent", f"{kilowatt_hours * power.grams_per_kilowatt_hour:,.3g} g"),
+        ("carbon dioxide equivalent", f"{kilowatt_hours * GRAMS_PER_KILOWATT_HOUR:,.3g} g"),
     )
     about = (
-        f"Energy = (core hours x {power.watts_per_core:g} W + GB hours x {power.watts_per_gigabyte:g} W) x "
-        f"{power.power_usage_effectiveness:g}, the power usage effectiveness; CO2e = energy x "
-        f"{power.grams_per_kilowatt_hour:g} g/kWh: the formula of Green Algorithms (Lannelongue et al. 2021). Of the "
-        "runs above, not of what was tried before them. The paper reports 2.63 to 2.88 tonnes for all of its own."
+        f"Energy = (core hours x {WATTS_PER_CORE:g} W + GB hours x {WATTS_PER_GIGABYTE:g} W) x "
+        f"{POWER_USAGE_EFFECTIVENESS:g}, the power usage effectiveness; CO2e = energy x {GRAMS_PER_KILOWATT_HOUR:g} "
+        "g/kWh: the formula and the defaults of Green Algorithms (Lannelongue et al. 2021). Cores that a run might use "
+        "count as used; GPUs are not counted. Of the runs above, not of what was tried before them. The paper reports "
+        "2.63 to 2.88 tonnes for all of its own."
     )
     return Table("Energy", ("", "estimate"), rows, about)
 

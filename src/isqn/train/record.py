@@ -21,7 +21,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, ClassVar
 
-from isqn.experiments.config import Config, to_toml
+from isqn.experiments.config import Config, slug, to_toml
 from isqn.types import UserError
 
 EPISODE_COLUMNS = ("epoch", "episode", "step", "frame", "return", "length", "seconds")
@@ -30,9 +30,7 @@ EPISODE_COLUMNS = ("epoch", "episode", "step", "frame", "return", "length", "sec
 def default_run_dir(config: Config, root: Path = Path("runs")) -> Path:
     """No clock in the name, so that a rerun finds its folder."""
     words = (config.experiment, config.env_id, config.label, f"seed-{config.seed}")
-    return root.joinpath(
-        *(word.replace("/", "-").replace(":", "-").replace(" ", "-").replace("=", "") for word in words)
-    )
+    return root.joinpath(*map(slug, words))
 
 
 class Table:
@@ -113,7 +111,9 @@ def hold(run_dirs: Iterable[Path]) -> Iterator[None]:
         for run_dir in run_dirs:
             with writable(run_dir):
                 run_dir.mkdir(parents=True, exist_ok=True)
-                handle = os.open(run_dir, os.O_RDONLY)
+                # A file beside the folder, open for writing: network file systems lock nothing else, and the folder
+                # may be emptied.
+                handle = os.open(run_dir.with_name(f".{run_dir.name}.lock"), os.O_RDWR | os.O_CREAT)
             stack.callback(os.close, handle)
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -122,14 +122,6 @@ def hold(run_dirs: Iterable[Path]) -> Iterator[None]:
             except OSError as error:
                 warnings.warn(f"{run_dir} cannot be locked ({error.strerror}): train it only once.", stacklevel=3)
         yield
-
-
-def is_held(run_dir: Path) -> bool:
-    try:
-        with hold([run_dir]):
-            return False
-    except Busy:
-        return True
 
 
 @contextmanager
@@ -186,12 +178,17 @@ def provenance() -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "device": str(jax.devices()[0]),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": len(usable_cores()),
         "xla_flags": os.environ.get("XLA_FLAGS", ""),
         "versions": {name: found for name in packages if (found := _version(name))},
         "git": _git_hash(),
         "command": " ".join(sys.argv),
     }
+
+
+def usable_cores() -> list[int]:
+    """Those that this process may run on; all, where the system does not tell."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [*range(os.cpu_count() or 1)]
 
 
 def _version(package: str) -> str | None:
