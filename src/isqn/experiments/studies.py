@@ -1,7 +1,9 @@
 """The paper's figures as studies, at two scales.
 
-`paper` is the paper's grid. `mini` asks the same question at a size that two cores answer: its periods, learning
-rates and lengths were chosen on seeds 0 to 2 (results/tuning-*.csv), and it runs on seeds that nobody had looked at.
+`paper` is the paper's grid. `mini` asks the same question at a size that two cores answer. Its settings were chosen on
+other seeds than it runs on, from the same grid for TB, TF and iS with K = 3 (results/tuning-*.toml and .csv): for each
+environment the learning rate with the best mean return of the three, each at its best period, and at that rate the best
+period for TB and for iS. Lengths were set beforehand.
 Where the paper does not name its games or values, the choice is ours, and docs/deviations.md says so.
 """
 
