@@ -26,7 +26,7 @@ types: install
 	$(BIN)/mypy
 
 unit: install
-	$(BIN)/python -m pytest -n 2 $(TESTS)
+	$(BIN)/python -m pytest -n 3 --dist worksteal $(TESTS)
 
 # What takes minutes: kills at random moments, every preset started, resumed and stopped.
 test-slow: install

@@ -1,5 +1,6 @@
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -9,6 +10,10 @@ from hypothesis import settings
 sys.path.insert(0, str(Path(__file__).parent))
 settings.register_profile("isqn", deadline=None, derandomize=True)  # no clocks, no luck
 settings.load_profile("isqn")
+
+# Whoever started the tests may ignore these, as nohup does; the processes that are tested must not inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # Equal programs are compiled once, by whichever worker or child process comes first.
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
