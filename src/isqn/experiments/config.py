@@ -341,6 +341,11 @@ def load_toml(path: Path, instead: str) -> dict[str, Any]:
         raise UserError(f"{path} is not valid TOML: {error}.") from None
 
 
+def seed_dir(folder: Path, seed: int) -> Path:
+    """The run of one seed among its fellows."""
+    return folder / f"seed-{seed}"
+
+
 def slug(name: str) -> str:
     """A name as part of a path."""
     for old, new in (("/", "-"), (":", "-"), (",", ""), (" ", "-"), ("=", "")):

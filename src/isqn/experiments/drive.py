@@ -93,9 +93,7 @@ def train(
         for folder, (cell, seed) in folders(study, out).items():
             if (folder / "config.toml").is_file():
                 cell.read_config(folder, seed)
-        pending = [
-            job._replace(memory=memory_needed(job.config.replace(seed=0))) for job in jobs(study, out, seeds_per_job)
-        ]
+        pending = jobs(study, out, seeds_per_job)
         record.replace_text(out / "study.toml", study_toml(study))
         (out / "jobs").mkdir(exist_ok=True)
         for job in pending:
@@ -240,8 +238,9 @@ class Board:
 
     def table(self, running: list[Job], waiting: int, failed: list[Job]) -> list[str]:
         """The head says all in one line; below it what is running."""
-        progress = {folder: steps_done(folder) for folder in folders(self.study, self.out)}
-        goal = sum(cell.config.total_timesteps for cell, _ in folders(self.study, self.out).values())
+        runs = folders(self.study, self.out)
+        progress = {folder: steps_done(folder) for folder in runs}
+        goal = sum(cell.config.total_timesteps for cell, _ in runs.values())
         done = sum(progress.values())
         if self._first_steps is None:
             self._first_steps, self._began = done, time.monotonic()

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Protocol
 import psutil
 
 from isqn.experiments import worker
-from isqn.experiments.config import Config
+from isqn.experiments.config import Config, seed_dir
 from isqn.train import record
 from isqn.types import UserError
 
@@ -41,7 +41,7 @@ class Job(NamedTuple):
 
     @property
     def folders(self) -> list[Path]:
-        return [self.method_dir / f"seed-{self.config.seed + index}" for index in range(self.config.num_seeds)]
+        return [seed_dir(self.method_dir, self.config.seed + index) for index in range(self.config.num_seeds)]
 
     @property
     def steps(self) -> int:

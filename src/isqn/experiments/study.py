@@ -17,7 +17,17 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, get_origin, get_type_hints
 
-from isqn.experiments.config import MOST_SEED, Config, from_mapping, load_toml, nearest, read_toml, slug, toml_value
+from isqn.experiments.config import (
+    MOST_SEED,
+    Config,
+    from_mapping,
+    load_toml,
+    nearest,
+    read_toml,
+    seed_dir,
+    slug,
+    toml_value,
+)
 from isqn.experiments.presets import AGENTS, PRESETS, preset_config, preset_for, presets_of
 from isqn.schemes import SCHEMES
 from isqn.types import UserError
@@ -245,7 +255,7 @@ class Cell(NamedTuple):
         return config
 
     def folder(self, out: Path, seed: int) -> Path:
-        return out / "runs" / slug(self.task) / slug(self.method) / f"seed-{seed}"
+        return seed_dir(out / "runs" / slug(self.task) / slug(self.method), seed)
 
 
 def _values(method: dict[str, Any], key: str) -> list[Any]:

@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Iterable
 from pathlib import Path
 
-from isqn.experiments.config import Config, read_toml
+from isqn.experiments.config import Config, read_toml, seed_dir
 from isqn.experiments.study import import_all
 from isqn.types import UserError
 
@@ -59,7 +59,7 @@ def train_job(config: Config, method_dir: Path) -> None:
     from isqn.train import record, run
 
     def folder(seed: int) -> Path:
-        return method_dir / f"seed-{seed}"
+        return seed_dir(method_dir, seed)
 
     def begun(seed: int) -> bool:
         return "trained_with" in record.read_summary(folder(seed))

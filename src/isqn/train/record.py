@@ -21,7 +21,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, ClassVar
 
-from isqn.experiments.config import Config, slug, to_toml
+from isqn.experiments.config import Config, seed_dir, slug, to_toml
 from isqn.types import UserError
 
 EPISODE_COLUMNS = ("epoch", "episode", "step", "frame", "return", "length", "seconds")
@@ -29,8 +29,8 @@ EPISODE_COLUMNS = ("epoch", "episode", "step", "frame", "return", "length", "sec
 
 def default_run_dir(config: Config, root: Path = Path("runs")) -> Path:
     """No clock in the name, so that a rerun finds its folder."""
-    words = (config.experiment, config.env_id, config.label, f"seed-{config.seed}")
-    return root.joinpath(*map(slug, words))
+    words = (config.experiment, config.env_id, config.label)
+    return seed_dir(root.joinpath(*map(slug, words)), config.seed)
 
 
 class Table:

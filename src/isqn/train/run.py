@@ -21,7 +21,7 @@ from isqn.data.replay import Memory, Replay, memory_needed
 from isqn.envs import atari
 from isqn.envs.adapter import Environment, make_environment, require_protocol
 from isqn.envs.native import has_native, make_native
-from isqn.experiments.config import Config, flag, nearest_path, read_toml
+from isqn.experiments.config import Config, flag, nearest_path, read_toml, seed_dir
 from isqn.train import checkpoint, compiled, host, record, timing
 from isqn.train.loop import Epoch
 from isqn.train.progress import Progress, duration
@@ -146,7 +146,7 @@ def run_dirs(config: Config, run_dir: Path | None) -> list[Path]:
     if run_dir is not None and config.num_seeds == 1:
         return [run_dir]
     configs = [config.of_seed(index) for index in range(config.num_seeds)]
-    return [run_dir / f"seed-{one.seed}" if run_dir else record.default_run_dir(one) for one in configs]
+    return [seed_dir(run_dir, one.seed) if run_dir else record.default_run_dir(one) for one in configs]
 
 
 def resume(run_dir: Path, *, quiet: bool = False) -> bool:
