@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
 import subprocess
 import sys
@@ -196,8 +197,10 @@ def test_a_failed_job_is_listed_with_its_log_and_holds_up_no_other(tmp_path, cap
     said = capsys.readouterr().err
     log = tmp_path / "out" / "logs" / "isqn-Chain-v0--broken--0.log"
     assert "1 of 2 runs are there" in said
-    assert f"isqn: isqn-Chain-v0--broken--0 failed: {drive.last_line(log)} (log: {log})" in said
-    assert "stopped being a finite number" in drive.last_line(log)
+    assert said.count(f"FAILED isqn-Chain-v0--broken--0: {drive.last_line(log)} (log: {log})") == 1
+    assert said.endswith("isqn: 1 jobs failed; the same command tries them again\n")
+    assert drive.last_line(log).startswith("The loss stopped being a finite number")
+    assert "Traceback" in log.read_text()
 
 
 def test_what_cannot_be_made_is_refused_before_anything_is_trained(tmp_path, capsys):
@@ -215,6 +218,26 @@ def test_a_folder_with_other_settings_is_refused(tmp_path):
         drive.train(STUDY, tmp_path, engines.Local(1), quiet=True)
     sentence = "has learning_rate = 0.5, and the study says 0.001; choose another folder, or move the run away."
     assert str(error.value) == f"{folder} {sentence}"
+
+
+def test_a_run_whose_settings_cannot_be_read(tmp_path):
+    folder = CELL.folder(tmp_path, 3)
+    record.create_run(folder, CELL.config.replace(seed=3))
+    (folder / "config.toml").write_text("seed = ")
+    with pytest.raises(UserError, match=rf"is not valid TOML: .* Move {folder} away to train it anew\."):
+        drive.train(STUDY, tmp_path, engines.Local(1), quiet=True)
+
+
+def test_a_folder_with_runs_of_a_larger_study_is_refused(tmp_path):
+    """Or the report would leave them out without a word."""
+    begin(tmp_path, CELL, 3, 5)
+    with pytest.raises(UserError) as error:
+        drive.train(STUDY, tmp_path, engines.Local(1), quiet=True)
+    assert str(error.value) == (
+        f"--out {tmp_path} has 1 runs that this study does not ask for, such as runs/isqn-Chain-v0/TB-DQN/seed-5; "
+        "choose another folder, or ask for those too."
+    )
+    assert not (tmp_path / "study.toml").exists()
 
 
 def begin(out: Path, cell, *seeds: int) -> None:
@@ -346,13 +369,13 @@ def test_the_table_of_progress(tmp_path):
         (["--engine", "slurm"], "--engine slurm cannot start: "),
         (["--tasks", "Acrobat-v1"], "did you mean Acrobot-v1?"),
         (["--seeds", "1", "1"], "they must be different whole numbers"),
+        # nothing listens on port 9 (discard) any more
+        (["--engine", "ray", "--address", "127.0.0.1:9"], "--address 127.0.0.1:9 is not a Ray cluster that answers: "),
     ],
 )
-def test_bad_words(words, sentence, tmp_path):
-    command = [sys.executable, "-m", "isqn.cli", "study", "online-plain", "--out", str(tmp_path / "out"), *words]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode in (1, 2)
-    said = done.stderr
+def test_bad_words(words, sentence, tmp_path, capsys):
+    assert main(["study", "online-plain", "--out", str(tmp_path / "out"), *words]) in (1, 2)
+    said = capsys.readouterr().err
     assert said.startswith("isqn: ")
     assert sentence in said
     assert said.count("\n") == 1
@@ -371,6 +394,17 @@ def test_a_study_that_imports_a_scheme_of_its_own(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "2iS-DQN K=3" in done.stdout
+    # The folder needs the file no more, and knows if it has changed.
+    assert 'imports = ["imports/new_scheme.py"]' in (tmp_path / "out" / "study.toml").read_text()
+    assert str(tmp_path) not in (tmp_path / "out" / "report" / "index.html").read_text()
+    with (tmp_path / "new_scheme.py").open("a") as file:
+        file.write("# changed\n")
+    again = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert again.returncode == 1
+    assert f"imports: {tmp_path / 'new_scheme.py'} is not what the runs in --out" in again.stderr
+    (tmp_path / "new_scheme.py").unlink()
+    report = [sys.executable, "-m", "isqn.cli", "report", "out"]
+    assert subprocess.run(report, capture_output=True, check=False, cwd=tmp_path).returncode == 0
 
 
 @pytest.mark.parametrize(
@@ -397,13 +431,15 @@ def test_the_estimate_of_a_dry_run(tmp_path, monkeypatch):
     measured = []
     monkeypatch.setattr(drive.run, "seconds_per_step", lambda config: measured.append(config.label) or 0.5)
     monkeypatch.setattr(drive, "share_cores", lambda workers: None)
+    clock = itertools.count(0.0, 10.0)  # each measurement takes 10 s, as does a worker before its first step
+    monkeypatch.setattr(drive.time, "perf_counter", lambda: next(clock))
     study = STUDY.replace(methods=(*STUDY.methods, {"scheme": "iterated-shared", "num_bellman_iterations": 9}))
     begin(tmp_path, study.cells()[0], 3)
     (study.cells()[0].folder(tmp_path, 3) / "metrics.csv").write_text("step\n1000\n")
     rows = drive.estimate(study, tmp_path, 2, 5, lambda _: None)
     assert measured == ["iS-DQN K=9"]
     assert [(row.method, row.runs, row.to_do, row.seconds) for row in rows] == [
-        ("TB-DQN", 2, 2, 0.5 * (3_000 + 4_000)),
-        ("iS-DQN K=9", 2, 2, 0.5 * 8_000),
+        ("TB-DQN", 2, 2, 2 * 10 + 0.5 * (3_000 + 4_000)),
+        ("iS-DQN K=9", 2, 2, 2 * 10 + 0.5 * 8_000),
     ]
     assert [row.parameters for row in rows] == [2 * (8 * 8 + 8 + 8 * 2 + 2), 8 * 8 + 8 + 10 * (8 * 2 + 2)]

@@ -15,6 +15,7 @@ import pytest
 from isqn.analysis.results import read_score_dict
 from isqn.cli import main
 from isqn.experiments.config import Config, to_toml
+from isqn.experiments.studies import command, find_study
 from isqn.experiments.study import Cell, Study
 from isqn.experiments.study import to_toml as study_toml
 from isqn.report import figures, page, tables
@@ -128,6 +129,9 @@ def test_the_headline_worked_out_by_hand(four_seeds):
         "0.00",
     ]
     assert re.fullmatch(r"1\.80 \[\d\.\d\d, \d\.\d\d\]", rows["TF-DQN"]["normalised AUC"])
+    based, free = report.headline.as_json()
+    assert free["normalised AUC"] == pytest.approx(found.aucs["TF-DQN"]._asdict())
+    assert (based["IQM"], based["P(beats TB-DQN)"]) == (1.25, None)
     assert rows["TB-DQN"]["P(beats TB-DQN)"] == ""
     # CartPole: 4 inputs, 4 hidden units, 2 actions; the target-based agent keeps them twice.
     assert [rows[name]["parameters kept"] for name in rows] == ["60", "30"]
@@ -183,7 +187,7 @@ def test_several_tasks_are_pooled_on_one_scale(tmp_path):
     # Of four runs the ends are left out: (1 + 2) / 2 and (0.5 + 4) / 2.
     assert found.aucs["TF-DQN"].point == pytest.approx(2.25 / 1.5)
     assert found.words.startswith(
-        "IQM over 2 tasks x 2 seeds, 95 % stratified bootstrap intervals; 0 is random play and 1"
+        "IQM over 2 tasks x 2 seeds, 95 % stratified bootstrap intervals (of 2 seeds, so not to be relied on); 0 is"
     )
 
 
@@ -542,7 +546,17 @@ def test_versions_and_commands_are_shown_without_folders(tmp_path):
     of_a_run = (tmp_path / "s" / "runs" / "CartPole-v1" / "TB-DQN" / "seed-0" / "config.toml").read_text()
     assert report.configs["CartPole-v1, TB-DQN, seed 0"] == of_a_run
     named = collect(lay(tmp_path / "t", asked.replace(name="online-ln", scale="mini"), lambda *_: [1, 2]))
-    assert named.about == "Which is better? (a study of its own; scale: mini)"
+    assert named.about == "Which is better?"
+
+
+def test_the_command_of_a_study_of_the_paper():
+    plain, paper = find_study("online-plain", "mini"), find_study("mellowmax", "paper")
+    assert command(plain) == "isqn study online-plain --scale mini"
+    part = plain.only(tasks=("Acrobot-v1",), seeds=(20, 21))
+    assert command(part) == "isqn study online-plain --scale mini --tasks Acrobot-v1 --seeds 20 21"
+    assert command(paper.only(seeds=(1,))) == "isqn study mellowmax --scale paper --seeds 1"
+    assert command(plain.replace(settings={"discount": 0.9})) == "isqn study study.toml"
+    assert command(plain.replace(tasks=({"env_id": "MountainCar-v0"},))) == "isqn study study.toml"
 
 
 # -- a plain folder of runs -----------------------------------------------------------------------------------------
@@ -734,7 +748,7 @@ def test_the_command_answers_in_json(reported, tmp_path, capsys):
     answer = json.loads(capsys.readouterr().out)
     assert answer["title"] == "mine"
     assert answer["result"][1]["method"] == "TF-DQN"
-    assert answer["result"][1]["normalised AUC"].startswith("1.80 [")
+    assert answer["result"][1]["normalised AUC"]["point"] == pytest.approx(1.8)
     assert answer["page"] == str(tmp_path / "index.html")
 
 

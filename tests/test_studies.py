@@ -544,6 +544,10 @@ OTHER = "give one of them another `name`."
             {"settings": {"learning_rat": 1}},
             "study small: settings sets 'learning_rat', which is not a setting there; did you mean learning_rate?",
         ),
+        (
+            {"settings": {"k": 3}},
+            "study small: settings sets 'k', which is not a setting there; did you mean num_bellman_iterations?",
+        ),
         ({"settings": {"xyz": 1}}, f"study small: settings sets 'xyz', which is not a setting there; {HELP}"),
         (
             {"settings": {"seed": 1}},
@@ -968,6 +972,7 @@ def test_show_of_a_part(capsys, tmp_path):
             f"There is no study 'xyz'; choose one of {', '.join(QUESTIONS)}. A study of your own is a .toml file.",
         ),
         (["no-such-folder/mine.toml"], "no-such-folder/mine.toml does not exist; give a study file."),
+        (["mine.toml", "--scale", "paper"], "--scale is for the studies of the paper; mine.toml says its own sizes."),
         (
             ["online-ln", "--scale", "paper", "--tasks", "ALE/Pnog-v5"],
             "study online-ln: --tasks is 'ALE/Pnog-v5', which is not a task of it; did you mean ALE/Pong-v5?",

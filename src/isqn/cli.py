@@ -21,7 +21,7 @@ import tyro
 from isqn import __version__
 from isqn.experiments.config import MOST_SEED, Config, nearest, read_toml
 from isqn.experiments.presets import AGENTS, PRESETS, preset_config, preset_for
-from isqn.experiments.worker import INTERRUPTED
+from isqn.experiments.worker import INTERRUPTED, SEEDS_PER_JOB
 from isqn.train.progress import say
 from isqn.types import UserError
 
@@ -241,8 +241,8 @@ class StudyOptions:
 
     name: tyro.conf.Positional[str]
     """A study of the paper (`isqn list studies`), or a file such as mine.toml."""
-    scale: Literal["mini", "paper"] = "mini"
-    """paper: the paper's grid. mini: the same question at a size that two cores answer."""
+    scale: Literal["mini", "paper"] | None = None
+    """paper: the paper's grid. mini, which is the default: the same question at a size that two cores answer."""
     out: Path | None = None
     """Its folder. By default studies/NAME-SCALE."""
     tasks: tuple[str, ...] = ()
@@ -253,7 +253,7 @@ class StudyOptions:
     """Where it runs: processes of this machine, Ray, or SLURM."""
     workers: int | None = None
     """Jobs at once. By default one for each GPU or core of this machine; on a cluster it is for the cluster to say."""
-    seeds_per_job: int = 5
+    seeds_per_job: int = SEEDS_PER_JOB
     """Seeds trained in one program, where the environment is written in JAX."""
     address: str | None = None
     """Of a Ray cluster; none: one is started here."""
@@ -279,7 +279,12 @@ def study(argv: list[str]) -> int:
     from isqn.experiments.studies import find_study, require_agent
     from isqn.experiments.study import read_study, to_toml
 
-    asked = read_study(Path(args.name)) if args.name.endswith(".toml") else find_study(args.name, args.scale)
+    if args.name.endswith(".toml"):
+        if args.scale:
+            raise UserError(f"--scale is for the studies of the paper; {args.name} says its own sizes.")
+        asked = read_study(Path(args.name))
+    else:
+        asked = find_study(args.name, args.scale or "mini")
     asked = asked.only(args.tasks, args.seeds)
     if args.show:
         print(to_toml(asked), end="")
@@ -289,7 +294,7 @@ def study(argv: list[str]) -> int:
         value = getattr(args, name)
         if value is not None and value < 1:
             raise UserError(f"--{name.replace('_', '-')} is {value}; it must be at least 1.")
-    if args.out is None and (args.tasks or args.seeds):
+    if args.out is None and (args.tasks or args.seeds) and not args.dry_run:
         raise UserError("--tasks and --seeds make another study; give it a folder of its own by --out.")
     out = args.out or Path("studies") / f"{asked.name}-{asked.scale}"
     if args.dry_run:
@@ -304,8 +309,7 @@ def study(argv: list[str]) -> int:
     if not args.quiet:
         say(f"{outcome.finished} of {outcome.total} runs are there")
     if outcome.failed:
-        for job in outcome.failed:
-            say(f"isqn: {job.name} failed: {drive.last_line(job.log)} (log: {job.log})")
+        say(f"isqn: {len(outcome.failed)} jobs failed; the same command tries them again")
         return 1
     if not args.report:
         return 0
@@ -380,8 +384,8 @@ def report(argv: list[str]) -> int:
     made = write.write(args.folder, out, options, args.baseline, args.figure)
     headline = made.headline
     if args.json:
-        rows = [dict(zip(headline.columns, row, strict=True)) for row in headline.rows]
-        print(json.dumps({"title": made.title, "notes": made.notes, "result": rows, "page": str(out / "index.html")}))
+        page, result = str(out / "index.html"), headline.as_json()
+        print(json.dumps({"title": made.title, "notes": made.notes, "result": result, "page": page}))
         return 0
     print(*_table(headline.columns, list(headline.rows)), sep="\n")
     for note in made.notes:

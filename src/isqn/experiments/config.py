@@ -303,6 +303,11 @@ def nearest(name: str, known: Iterable[str], otherwise: str = "") -> str:
     return f"did you mean {near[0]}?" if near else otherwise or f"choose one of {', '.join(known)}."
 
 
+def nearest_setting(name: str, known: Iterable[str], otherwise: str) -> str:
+    """The same, of a setting that may be called as a short flag is."""
+    return f"did you mean {ALIASES[name]}?" if name in ALIASES else nearest(name, known, otherwise)
+
+
 def nearest_path(path: Path) -> str:
     """The same for a path: what lies beside the first part of it that is not there."""
     for part in reversed((path, *path.parents)):
@@ -313,12 +318,20 @@ def nearest_path(path: Path) -> str:
     return ""
 
 
+ALIASES = {  # "k": "num_bellman_iterations"
+    alias.removeprefix("--").replace("-", "_"): name
+    for name, hint in get_type_hints(Config, include_extras=True).items()
+    for mark in getattr(hint, "__metadata__", ())
+    for alias in mark.aliases
+}
+
+
 def from_mapping(values: dict[str, Any], where: str, base: Config | None = None) -> Config:
     """A config from file contents; unknown names are answered with the nearest known one."""
     known = {f.name for f in dataclasses.fields(Config)}
     for name in values:
         if name not in known:
-            hint = nearest(name, known, "the fields are those of `isqn train --help`.")
+            hint = nearest_setting(name, known, "the fields are those of `isqn train --help`.")
             raise UserError(f"{where} sets {name!r}, which is not a field of a run; {hint}")
     try:
         return dataclasses.replace(base or Config(), **values)

@@ -20,11 +20,12 @@ from isqn.experiments.config import Config, read_toml, to_toml
 from isqn.experiments.engines import RETRIES, Engine, Handle, Job, share_cores
 from isqn.experiments.study import Cell, Study, slug
 from isqn.experiments.study import to_toml as study_toml
+from isqn.experiments.worker import SEEDS_PER_JOB
 from isqn.train import record, run
 from isqn.train.loop import Interrupted
 from isqn.train.progress import duration, say
+from isqn.types import UserError
 
-SEEDS_PER_JOB = 5  # in one compiled program; beyond this a core does no more work a second
 POLL_SECONDS = 0.5
 STOP_SECONDS = 120.0  # a scheduler may be slow to say that a job has ended
 BASE_BYTES = 400_000_000  # of a process that has started JAX
@@ -89,12 +90,12 @@ def train(
     study: Study, out: Path, engine: Engine, *, seeds_per_job: int = SEEDS_PER_JOB, quiet: bool = False
 ) -> Outcome:
     """Train what is missing. Failed jobs are listed, and hold up no other; Interrupted if asked to stop."""
-    with closing(engine), record.hold([out]):
-        for folder, (cell, seed) in folders(study, out).items():
-            if (folder / "config.toml").is_file():
-                cell.read_config(folder, seed)
+    out = out.resolve()  # a worker may start elsewhere
+    with closing(engine), record.hold([out], "--out"):
+        _require_these_runs(study, out)
+        study = _keep_imports(study, out)
         pending = jobs(study, out, seeds_per_job)
-        record.replace_text(out / "study.toml", study_toml(study))
+        record.replace_text(out / "study.toml", study_toml(study, out))
         (out / "jobs").mkdir(exist_ok=True)
         for job in pending:
             record.replace_text(job.file, to_toml(job.config))
@@ -103,6 +104,38 @@ def train(
             failed = _drive(pending, engine, board, should_stop)
         states = Counter(record.run_state(folder) for folder in folders(study, out))
         return Outcome(states["finished"], sum(states.values()), failed)
+
+
+def _require_these_runs(study: Study, out: Path) -> None:
+    """What is in the folder is of this study, and the report will leave out none of it."""
+    asked = folders(study, out)
+    for folder, (cell, seed) in asked.items():
+        if (folder / "config.toml").is_file():
+            cell.read_config(folder, seed)
+    others = [path.parent for path in sorted(out.glob("runs/*/*/*/config.toml")) if path.parent not in asked]
+    if others:
+        raise UserError(
+            f"--out {out} has {len(others)} runs that this study does not ask for, such as "
+            f"{others[0].relative_to(out)}; choose another folder, or ask for those too."
+        )
+
+
+def _keep_imports(study: Study, out: Path) -> Study:
+    """A copy of each file that it imports, so that its runs stay together with what they were trained with."""
+    kept = []
+    for name in study.imports:
+        copy = out / "imports" / Path(name).name
+        if name.endswith(".py"):
+            text = Path(name).read_text()
+            if copy.is_file() and copy.read_text() != text and (out / "runs").is_dir():
+                raise UserError(
+                    f"imports: {name} is not what the runs in --out {out} were trained with, which is {copy}; "
+                    "choose another folder."
+                )
+            copy.parent.mkdir(exist_ok=True)
+            record.replace_text(copy, text)
+        kept.append(str(copy) if name.endswith(".py") else name)
+    return study.replace(imports=tuple(kept))
 
 
 @cache  # the jobs of a method differ in their seeds
@@ -128,7 +161,7 @@ class Planned(NamedTuple):
 def estimate(study: Study, out: Path, workers: int, seeds_per_job: int, tell: Callable[[str], None]) -> list[Planned]:
     """What is left to train and how long it takes here: measured on the method with the most heads."""
     share_cores(workers)
-    measured: dict[tuple[object, ...], float] = {}
+    measured: dict[tuple[object, ...], tuple[float, float]] = {}
     rows = {}
     for cell in sorted(study.cells(), key=lambda c: -c.config.target_scheme.num_heads):
         left, seconds = jobs_of(cell, study, out, seeds_per_job), 0.0
@@ -136,8 +169,11 @@ def estimate(study: Study, out: Path, workers: int, seeds_per_job: int, tell: Ca
             key = _like(job.config)
             if key not in measured:
                 tell(f"measuring {cell.method} on {cell.task}")
-                measured[key] = run.seconds_per_step(job.config)
-            seconds += measured[key] * (cell.config.total_timesteps - steps_done(job.folders[0]))
+                began = time.perf_counter()
+                # measuring takes as long as a worker takes to begin: a second or two, and compiling
+                measured[key] = run.seconds_per_step(job.config), time.perf_counter() - began
+            a_step, to_begin = measured[key]
+            seconds += to_begin + a_step * (cell.config.total_timesteps - steps_done(job.folders[0]))
         rows[cell.task, cell.method] = Planned(
             cell.task,
             cell.method,
@@ -179,7 +215,7 @@ def _drive(pending: list[Job], engine: Engine, board: Board, should_stop: Callab
                 pending.append(job)
             else:
                 failed.append(job)
-                board.say(f"FAILED {job.name}: {last_line(job.log)} (log: {job.log})")
+                board.say(f"FAILED {job.name}: {last_line(job.log)} (log: {job.log})", always=True)
         board.show(running.values(), len(pending), failed)
         if should_stop():
             _stop(running, board)
@@ -204,7 +240,7 @@ def last_line(log: Path) -> str:
         lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
     except OSError:
         return "no log"
-    return lines[-1] if lines else "nothing in its log"
+    return lines[-1].removeprefix("isqn: ") if lines else "nothing in its log"
 
 
 @dataclass
@@ -219,8 +255,8 @@ class Board:
     _drawn: float = -1e9
     _lines: int = 0
 
-    def say(self, sentence: str) -> None:
-        if self.enabled:
+    def say(self, sentence: str, *, always: bool = False) -> None:
+        if self.enabled or always:
             self._erase()
             say(sentence)
 

@@ -11,7 +11,9 @@ import math
 import os
 import shutil
 import signal
+import socket
 import subprocess
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -167,9 +169,16 @@ def execute(job: Job) -> int:
     """A job from beginning to end, as seen from the process that a scheduler gave us; its exit code."""
     process = _spawn(job, {})
     try:
-        return process.wait()
+        return _watch(process)
     finally:  # the scheduler may stop us by an exception in here
         _end(process)
+
+
+def _watch(process: subprocess.Popen[bytes]) -> int:
+    """Its exit code. Not by `wait`, which lets no exception of another thread through, and holds a lock."""
+    while (code := process.poll()) is None:
+        time.sleep(0.2)
+    return code
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -192,12 +201,13 @@ class Ray:
         quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
         try:
             if address:
+                _require_answer(address)
                 self._ray.init(address=address, **quiet)
             else:
                 cores = max(workers, os.cpu_count() or 1)
                 here: dict[str, Any] = {"address": "local", "_node_ip_address": "127.0.0.1", "include_dashboard": False}
                 self._ray.init(num_cpus=cores, **here, **quiet)
-        except (ConnectionError, ValueError, RuntimeError) as error:
+        except (OSError, ValueError, RuntimeError) as error:
             what = f"--address {address} is not a Ray cluster that answers" if address else "Ray cannot be started here"
             raise UserError(f"{what}: {error}.") from None
         cpus = max(1, (os.cpu_count() or 1) // workers) if not address else 1
@@ -209,6 +219,13 @@ class Ray:
 
     def close(self) -> None:
         self._ray.shutdown()
+
+
+def _require_answer(address: str) -> None:
+    """Ray itself tries for minutes. OSError if nothing listens there."""
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    if port.isdigit():
+        socket.create_connection((host, int(port)), timeout=10).close()
 
 
 class RayHandle(NamedTuple):
@@ -238,7 +255,8 @@ class Slurm:
 
     def __init__(self, folder: Path, workers: int, cluster: str, parameters: dict[str, Any]):
         submitit = _import("submitit", "slurm")
-        self._room = workers if cluster == "local" else math.inf  # SLURM waits for room by itself
+        self._local = cluster == "local"
+        self._room = workers if self._local else math.inf  # SLURM waits for room by itself
         self._started: list[SlurmHandle] = []
         try:
             self._executor = submitit.AutoExecutor(folder=folder, cluster=cluster)
@@ -257,7 +275,7 @@ class Slurm:
             return []
         with self._executor.batch():
             submitted = [self._executor.submit(Preemptible(), job) for job in chosen]
-        handles = [SlurmHandle(job) for job in submitted]
+        handles = [SlurmHandle(job, self._local) for job in submitted]
         self._started += handles
         return list(zip(chosen, handles, strict=True))
 
@@ -276,7 +294,7 @@ class Preemptible:
         # submitit ignores SIGTERM, which is what `scancel` sends first
         signal.signal(signal.SIGTERM, lambda *_: child.send_signal(signal.SIGTERM))
         try:
-            return self.process.wait()
+            return _watch(self.process)
         finally:
             _end(self.process)
 
@@ -286,17 +304,20 @@ class Preemptible:
 
         if self.process is not None and self.process.returncode is None:
             self.process.terminate()
-            # this runs inside the call above, which is waiting and holds the lock of Popen
+            # this runs in the middle of the call above, which may hold the lock of Popen
             os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT)
         return DelayedSubmission(Preemptible(), job)
 
 
 class SlurmHandle(NamedTuple):
     job: Any
+    local: bool
 
     def poll(self) -> int | None:
         if not self.job.done():
             return None
+        if self.local and not self.job.paths.result_pickle.exists():
+            return LOST  # submitit would wait 15 s, for network file systems
         try:
             return int(self.job.result())
         except Exception:  # submitit's many: killed, out of memory, lost, failed

@@ -9,12 +9,13 @@ Where the paper does not name its games or values, the choice is ours, and docs/
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 from isqn.envs.scores import ATARI_15, BATCH_NORM_5, DMC_HARD_7, IMPALA_10, META_3, OFFLINE_10, STREAMING_7
 from isqn.experiments.config import nearest
 from isqn.experiments.presets import AGENTS
-from isqn.experiments.study import Study
+from isqn.experiments.study import Study, to_toml
 from isqn.types import UserError
 
 Table = dict[str, Any]
@@ -43,8 +44,21 @@ CLASSIC: tuple[Table, ...] = (
     {"env_id": "Acrobot-v1", "update_period": 4, "learning_rate": 1e-3, "target_update_period": 200},
     {"env_id": "CartPole-v1", "update_period": 4, "learning_rate": 3e-4, "target_update_period": 40},
 )
-MINATAR: tuple[Table, ...] = tuple(
-    {"env_id": f"MinAtar/{game}-v1", "total_timesteps": 500_000} for game in ("Asterix", "Breakout", "SpaceInvaders")
+MINATAR: tuple[Table, ...] = (
+    {
+        "env_id": "MinAtar/Asterix-v1",
+        "total_timesteps": 500_000,
+        "learning_rate": 1e-3,
+        "target_update_period": 200,
+    },
+    {
+        "env_id": "MinAtar/Breakout-v1",
+        "total_timesteps": 500_000,
+        "learning_rate": 1e-3,
+        "target-based": {"target_update_period": 200},
+        "iterated-shared": {"target_update_period": 1_000},
+    },
+    {"env_id": "MinAtar/SpaceInvaders-v1", "total_timesteps": 500_000},
 )
 NORMALISED: Table = {"layer_norm": True}
 BOTH_NORMS: Table = {"layer_norm": [False, True]}
@@ -246,6 +260,19 @@ def find_study(name: str, scale: str) -> Study:
     question, paper = QUESTIONS[name]
     defaults: Table = {"baseline": "TB-DQN", "seeds": FRESH if scale == "mini" else tuple(range(5))}
     return Study(name=name, question=question, paper=paper, scale=scale, **defaults | fields)
+
+
+def command(study: Study) -> str:
+    """That trains it: by its name if it is one of these, maybe with some of its tasks or other seeds."""
+    if study.name in QUESTIONS and study.scale in ("mini", "paper"):
+        known = find_study(study.name, study.scale)
+        tasks = [task["env_id"] for task in study.tasks if len(study.tasks) < len(known.tasks)]
+        seeds = [str(seed) for seed in study.seeds if study.seeds != known.seeds]
+        words = [*(["--tasks", *tasks] if tasks else []), *(["--seeds", *seeds] if seeds else [])]
+        with suppress(UserError):  # a task that it does not have
+            if to_toml(known.only(tuple(tasks), study.seeds)) == to_toml(study):
+                return " ".join(["isqn study", study.name, "--scale", study.scale, *words])
+    return "isqn study study.toml"  # the file that the report shows
 
 
 def require_agent(study: Study) -> None:

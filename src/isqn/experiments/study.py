@@ -23,6 +23,7 @@ from isqn.experiments.config import (
     from_mapping,
     load_toml,
     nearest,
+    nearest_setting,
     read_toml,
     seed_dir,
     slug,
@@ -105,7 +106,7 @@ class Study:
         for key, value in table.items():
             if self.agent in AGENTS and key not in known:
                 said = f"a study says it by `{OF_A_STUDY[key]}`." if key in OF_A_STUDY else ""
-                hint = said or nearest(key, known, HELP)
+                hint = said or nearest_setting(key, known, HELP)
                 raise UserError(f"{where} sets {key!r}, which is not a setting there; {hint}")
             if key not in more and not _is_plain(value):
                 raise UserError(
@@ -244,7 +245,11 @@ class Cell(NamedTuple):
 
     def read_config(self, folder: Path, seed: int) -> Config:
         """Of a run that is there, which must be the one that is asked for."""
-        config, asked = read_toml(folder / "config.toml"), self.config.replace(seed=seed)
+        asked = self.config.replace(seed=seed)
+        try:
+            config = read_toml(folder / "config.toml")
+        except UserError as error:
+            raise UserError(f"{error} Move {folder} away to train it anew.") from None
         for name in (*config.kept(), "total_timesteps"):
             there, here = getattr(config, name), getattr(asked, name)
             if there != here and name != "experiment":
@@ -313,8 +318,10 @@ def _require_folder_name(name: str, what: str) -> None:
         raise UserError(f"{what} is {name!r}; it must be a text that can name a folder, of at most 100 bytes.")
 
 
-def to_toml(study: Study) -> str:
-    """As a file that `isqn study FILE.toml` reads."""
+def to_toml(study: Study, folder: Path | None = None) -> str:
+    """As a file that `isqn study FILE.toml` reads; in a folder, it names the files to import as seen from there."""
+    if folder:
+        study = study.replace(imports=tuple(name.removeprefix(f"{folder.resolve()}/") for name in study.imports))
     lines = [f"# isqn study FILE.toml; the settings are those of `isqn train {study.agent} --help`."]
     plain = ("name", "question", "paper", "scale", "agent", "baseline", "along", "panels", "flops", "imports", "seeds")
     defaults = {f.name: f.default for f in dataclasses.fields(Study)}
@@ -376,9 +383,10 @@ def _from_values(values: dict[str, Any], folder: Path) -> Study:
         entries = value if isinstance(value, list) and name in ("tasks", "methods") else ()
         if not isinstance(value, kind) or not all(isinstance(entry, dict) for entry in entries):
             raise UserError(f"{name} is {value!r}; it must be {words}.")
-    for name in ("question", "baseline", "seeds", "tasks", "methods"):
-        if name not in values:
-            raise UserError(f"{name} is missing; `isqn study online-plain --show` is an example of a study.")
+    lacking = [name for name in ("question", "baseline", "seeds", "tasks", "methods") if name not in values]
+    if lacking:
+        said = f"{', '.join(lacking)} {'is' if len(lacking) == 1 else 'are'} missing"
+        raise UserError(f"{said}; `isqn study online-plain --show` is an example of a study.")
     names = values.get("imports", [])
     if not all(isinstance(name, str) for name in names):
         raise UserError(f"imports is {names!r}; it must be {_KINDS['imports'][1]}.")

@@ -22,6 +22,7 @@ from isqn.types import UserError
 DONE, FAILED = 0, 1
 INTERRUPTED = 75  # EX_TEMPFAIL: saved, can be resumed; schedulers may requeue on it
 WAIT_SECONDS = 5.0
+SEEDS_PER_JOB = 5  # in one compiled program; beyond this a core does no more work a second
 
 
 def command(job_file: Path, method_dir: Path, imports: Iterable[str]) -> list[str]:
@@ -36,6 +37,7 @@ def main(argv: list[str]) -> int:
         train_job(read_toml(Path(job_file)), Path(method_dir))
         return DONE
     except UserError as error:
+        traceback.print_exc()  # this is a log: the sentence alone is its last line
         print(f"isqn: {error}", file=sys.stderr, flush=True)
         return FAILED
     except Exception as error:

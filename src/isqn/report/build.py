@@ -94,7 +94,7 @@ def overview(report: Report) -> Figure | None:
 
 def _configs(collected: Collected) -> dict[str, str]:
     """Of the study, and of the first run of each method and task: the others differ in their seed."""
-    shown = {"study.toml": study_toml(collected.study)} if collected.study else {}
+    shown = {"study.toml": study_toml(collected.study, collected.folder)} if collected.study else {}
     for cell in collected.cells:
         runs = collected.of(cell.task, cell.method)
         config = runs[0].config if runs else cell.config.replace(seed=collected.seeds[0])
@@ -145,7 +145,10 @@ def _of_all(collected: Collected, compared: Comparison) -> Iterator[Figure]:
     means = {method: compared.scores[method].mean(axis=2) for method in collected.methods}
     thresholds = np.linspace(0, max(1.0, *(np.max(m) for m in means.values())), 61)
     profiles = {method: _line(thresholds, profile(m, thresholds)) for method, m in means.items()}
-    about = f"Share of runs whose mean normalised return over training is above a value. {compared.words}"
+    about = (
+        f"Share of runs whose mean normalised return over training is above a value; {compared.scale}. "
+        f"{compared.words_of_shares}"
+    )
     chart = Chart("lines", profiles, xlabel="normalised return", ylabel="share of runs above")
     yield Figure("profile", "Performance profile", about, (chart,))
     if compared.improvements:
@@ -153,7 +156,7 @@ def _of_all(collected: Collected, compared: Comparison) -> Iterator[Figure]:
         yield Figure(
             "improvement",
             f"Probability of improvement over {collected.baseline}",
-            f"{about} {compared.words}",
+            f"{about} {compared.words_of_shares}",
             (_bars(compared.improvements, "probability", 0.5),),
         )
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
+
+from isqn.analysis.stats import Interval
 
 
 class Series(NamedTuple):
@@ -42,12 +44,42 @@ class Figure:
     charts: tuple[Chart, ...]
 
 
+Value = str | int | float | Interval | None
+
+
 @dataclass(frozen=True)
 class Table:
     title: str
     columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
+    values: tuple[tuple[Value, ...], ...]
     caption: str = ""
+
+    @property
+    def rows(self) -> tuple[tuple[str, ...], ...]:
+        """In words."""
+        return tuple(tuple(map(words, row)) for row in self.values)
+
+    def as_json(self) -> list[dict[str, Any]]:
+        """Numbers as numbers; one with an interval is an object of `point`, `low` and `high`."""
+        return [dict(zip(self.columns, map(_plain, row), strict=True)) for row in self.values]
+
+
+def words(value: Value) -> str:
+    """Of a cell: three figures or so of a number, and all of a whole one."""
+    if value is None or isinstance(value, str):
+        return value or ""
+    if isinstance(value, Interval):
+        known = f" [{words(float(value.low))}, {words(float(value.high))}]" if np.isfinite(value.low) else ""
+        return words(float(value.point)) + known
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.1f}" if abs(value) >= 20 else f"{value:.2f}"
+
+
+def _plain(value: Value) -> Any:
+    if isinstance(value, Interval):
+        return {name: _plain(float(number)) for name, number in value._asdict().items()}
+    return None if isinstance(value, float) and not np.isfinite(value) else value
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from typing import Any
 
 from isqn.analysis.results import Key, References, Run, read_run
 from isqn.experiments.config import Config, nearest, nearest_path, read_toml
+from isqn.experiments.studies import command
 from isqn.experiments.study import Cell, Study, method_name, read_study
 from isqn.schemes import SCHEMES
 from isqn.types import UserError
@@ -25,6 +26,7 @@ class Collected:
     seeds: tuple[int, ...]
     runs: tuple[Run, ...]  # that have begun
     study: Study | None = None  # none: the runs were trained one by one
+    folder: Path = Path()
 
     @cached_property
     def tasks(self) -> tuple[str, ...]:
@@ -66,14 +68,12 @@ class Collected:
     def about(self) -> str:
         if not self.study:
             return "Runs that were trained one by one."
-        return f"{self.study.question} ({self.study.paper or 'a study of its own'}; scale: {self.study.scale})"
+        return self.study.question + (f" ({self.study.paper}; scale: {self.study.scale})" if self.study.paper else "")
 
     @property
     def command(self) -> str:
         """That trains the study; nothing without one."""
-        if not self.study:
-            return ""
-        return "isqn study study.toml"  # the file that is shown below
+        return command(self.study) if self.study else ""
 
     @property
     def references(self) -> References:
@@ -89,7 +89,9 @@ def collect(folder: Path, baseline: str | None = None) -> Collected:
     if (folder / "study.toml").is_file():
         study = read_study(folder / "study.toml")
         runs = tuple(_of_study(folder, study))
-        found = Collected(study.name, baseline or study.baseline, tuple(study.cells()), study.seeds, runs, study)
+        found = Collected(
+            study.name, baseline or study.baseline, tuple(study.cells()), study.seeds, runs, study, folder
+        )
     else:
         cells, runs = _of_folder(folder)
         seeds = tuple(sorted({one.config.seed for one in runs}))

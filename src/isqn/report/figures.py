@@ -283,10 +283,10 @@ def _short(value: float, _: Any = None) -> str:
 
 def _value(value: float) -> str:
     """With three digits or so: 1.06, 43.2, 4.05M."""
-    value = float(f"{value:.3g}")
-    if abs(value) >= 1000 or 0 < abs(value) < 0.1:
-        return _short(value)
-    return f"{value:.{2 if abs(value) < 10 else 1 if abs(value) < 100 else 0}f}".replace("-", "−")
+    near = float(f"{value:.3g}")
+    if abs(near) >= 1000 or 0 < abs(near) < 0.1:
+        return _short(near)
+    return f"{value:.{2 if abs(near) < 10 else 1 if abs(near) < 100 else 0}f}".replace("-", "−")
 
 
 def _settings() -> Any:

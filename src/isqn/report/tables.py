@@ -8,13 +8,12 @@ from collections import Counter
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from isqn.analysis import cost, stats
 from isqn.analysis.results import Run, ranges
-from isqn.analysis.stats import Interval
 from isqn.experiments.config import Config
 from isqn.experiments.study import Cell
 from isqn.report.charts import Table
@@ -35,14 +34,14 @@ def headline(collected: Collected, compared: Comparison) -> Table:
     for method, cell in collected.methods.items():
         means = compared.scores[method].mean(axis=2)
         measures = (stats.iqm, stats.median, stats.mean, stats.optimality_gap)
-        found, better = size(cell), compared.improvements.get(method)
+        found = size(cell)
         rows.append(
             (
                 method,
-                with_interval(compared.aucs[method]),
-                with_interval(better) if better else "",
-                *(short(measure(means)) for measure in measures),
-                f"{found.kept_parameters:,}" if found else "",
+                compared.aucs[method],
+                compared.improvements.get(method),
+                *(float(measure(means)) for measure in measures),
+                found.kept_parameters if found else None,
             )
         )
     columns = ("method", "normalised AUC", f"P(beats {collected.baseline})", "IQM", "median", "mean", "optimality gap")
@@ -59,23 +58,12 @@ def by_task(collected: Collected, remark: str) -> Table:
         cells = []
         for task in collected.tasks:
             means = [np.mean(one.returns) for one in collected.of(task, method) if one.returns]
-            cells.append(with_interval(interval(np.array(means)[:, None], stats.mean)) if means else "")
+            cells.append(interval(np.array(means)[:, None], stats.mean) if means else None)
         rows.append((method, *cells))
     about = (
         f"Over seeds and epochs, as the environment counts, with 95 % intervals if there are several seeds. {remark}"
     )
     return Table("Mean return over training", ("method", *collected.tasks), tuple(rows), about.strip())
-
-
-def with_interval(value: Interval) -> str:
-    known = f" [{short(value.low)}, {short(value.high)}]" if math.isfinite(value.low) else ""
-    return short(value.point) + known
-
-
-def short(value: Any) -> str:
-    """Three figures or so."""
-    number = float(value)
-    return f"{number:.0f}" if abs(number) >= 1000 else f"{number:.1f}" if abs(number) >= 20 else f"{number:.2f}"
 
 
 # -- what a method costs ----------------------------------------------------------------------------------------
@@ -150,7 +138,7 @@ def work_table(rows: Iterable[Work]) -> Table:
             row.method,
             f"{row.flops / 1e6:,.1f}" if math.isfinite(row.flops) else "",
             f"{np.median(row.rates):,.0f}" if row.rates else "",
-            short(np.median(row.hours)) if row.rates else "",
+            float(np.median(row.hours)) if row.rates else None,
         )
         for row in rows
     ]

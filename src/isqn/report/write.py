@@ -45,8 +45,7 @@ def write(folder: Path, out: Path, options: Options, baseline: str | None = None
         write_csv(out / "results.csv", collected)
         if compared:
             write_score_dict(out / "scores.json", compared.results, compared.scores, compared.scale)
-        rows = [dict(zip(report.headline.columns, row, strict=True)) for row in report.headline.rows]
-        replace_text(out / "headline.json", json.dumps(rows, indent=1) + "\n")
+        replace_text(out / "headline.json", json.dumps(report.headline.as_json(), indent=1) + "\n")
         replace_text(out / "index.html", page.render(report))
     return report
 

@@ -105,11 +105,11 @@ class Busy(UserError):
 
 
 @contextmanager
-def hold(run_dirs: Iterable[Path]) -> Iterator[None]:
+def hold(run_dirs: Iterable[Path], flag: str = "--run-dir") -> Iterator[None]:
     """Folders, made where they are not there, for this process alone; it ends with the process, however that ends."""
     with ExitStack() as stack:
         for run_dir in run_dirs:
-            with writable(run_dir):
+            with writable(run_dir, flag):
                 run_dir.mkdir(parents=True, exist_ok=True)
                 # A file beside the folder, open for writing: network file systems lock nothing else, and the folder
                 # may be emptied.
