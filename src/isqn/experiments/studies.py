@@ -58,7 +58,12 @@ MINATAR: tuple[Table, ...] = (
         "target-based": {"target_update_period": 200},
         "iterated-shared": {"target_update_period": 1_000},
     },
-    {"env_id": "MinAtar/SpaceInvaders-v1", "total_timesteps": 500_000},
+    {
+        "env_id": "MinAtar/SpaceInvaders-v1",
+        "total_timesteps": 500_000,
+        "learning_rate": 2.5e-4,
+        "target_update_period": 1_000,
+    },
 )
 NORMALISED: Table = {"layer_norm": True}
 BOTH_NORMS: Table = {"layer_norm": [False, True]}

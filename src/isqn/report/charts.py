@@ -10,6 +10,8 @@ import numpy as np
 
 from isqn.analysis.stats import Interval
 
+FEW = 10  # so many points of a line are marked, and ticked where they are
+
 
 class Series(NamedTuple):
     """One line of a chart, (points,) each; or one bar, of a single point. Not a number: nothing to draw there."""
@@ -19,6 +21,17 @@ class Series(NamedTuple):
     high: np.ndarray | None = None
     x: np.ndarray | None = None  # of a line; one value: a level that holds for every x, drawn across
     seeds: np.ndarray | None = None  # (seeds, points): what the line is an average of
+
+
+def apart(x: np.ndarray, share: float, log_x: bool) -> np.ndarray:
+    """Those of some places whose numbers have room beside each other: this share of the axis."""
+    x = x[x > 0] if log_x else x
+    scale = np.log(x) if log_x else x
+    kept: list[int] = []
+    for i in range(len(x)):
+        if not kept or scale[i] - scale[kept[-1]] > share * (scale[-1] - scale[0]):
+            kept.append(i)
+    return x[kept]
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,6 @@ PANELS_PER_ROW = 5
 PAGE = 10.0  # inches that a row may take; a paper shrinks it
 PANELS = {1: (3.2, 2.1), 2: (2.3, 1.7), 3: (1.9, 1.5)}  # side by side: inches of each; more of them are smaller
 SMALL_PANEL = (1.25, 1.05)
-FEW = 10  # so many points of a line are marked, and ticked where they are
 FORMATS: dict[str, dict[str, Any]] = {  # no dates: the same numbers give the same bytes
     "svg": {"Date": None},
     "pdf": {"CreationDate": None},
@@ -197,7 +196,7 @@ def _lines(axis: Axes, chart: charts.Chart, looks: Looks, width: float) -> None:
             axis.plot(x, np.transpose(series.seeds), **seed)
         there = np.isfinite(point)
         beside = np.concatenate([[False], there[:-1]]) | np.concatenate([there[1:], [False]])
-        marked = there if len(point) <= FEW else there & ~beside  # a point between two gaps has no line
+        marked = there if len(point) <= charts.FEW else there & ~beside  # a point between two gaps has no line
         axis.plot(x, point, marker="o", markevery=marked, **line)
     axis.margins(x=0.02)
     _ticks(axis, np.unique(np.concatenate([[], *places])), chart.log_x, width)
@@ -210,16 +209,10 @@ def _ticks(axis: Axes, x: np.ndarray, log_x: bool, width: float) -> None:
 
     if log_x:
         axis.xaxis.set_minor_locator(NullLocator())
-        x = x[x > 0]
-    elif len(x) > FEW:
+    elif len(x) > charts.FEW:
         axis.xaxis.set_major_locator(MaxNLocator(min(6, int(width / 0.37)), steps=[1, 2, 2.5, 5, 10]))
-    if len(x) <= FEW:
-        at = np.log(x) if log_x else x
-        kept: list[int] = []
-        for i in range(len(x)):
-            if not kept or at[i] - at[kept[-1]] > 0.22 / width * (at[-1] - at[0]):
-                kept.append(i)
-        axis.set_xticks(x[kept])
+    if len(x) <= charts.FEW:
+        axis.set_xticks(charts.apart(x, 0.22 / width, log_x))
     if log_x or np.max(x, initial=0) >= 1000:
         axis.xaxis.set_major_formatter(_short)
 

@@ -15,12 +15,11 @@ import numpy as np
 
 from isqn import __version__
 from isqn.report import style
-from isqn.report.charts import Chart, Figure, Report, Series, Table
+from isqn.report.charts import FEW, Chart, Figure, Report, Series, Table, apart
 from isqn.types import UserError
 
 SEEDS = ""  # the name of the button for single seeds; no label is empty
 LONG = 32  # letters of a cell that may be broken into lines
-FEW = 10  # so many x are ticked where they are
 BAR, FRAME = 26, 64  # pixels of one bar, and of what is around the bars
 NUMBER = re.compile(r"[\[(<>≈~]?\s*[+\-−]?\.?\d")
 NOTHING = ("", "-", "–", "—", "nan", "inf", "n/a")
@@ -213,7 +212,7 @@ def _chart(chart: Chart, colours: Mapping[str, str], dashes: Mapping[str, style.
         "xlabel": chart.xlabel,
         "ylabel": chart.ylabel,
         "logX": chart.log_x,
-        "ticks": _numbers(_apart(across, chart.log_x)) if ticks else None,
+        "ticks": _numbers(apart(across, 0.11, chart.log_x)) if ticks else None,
         "reference": None if chart.reference is None else _numbers(np.array([chart.reference]))[0],
         "series": [
             {"label": label, "colour": colours[label], "dash": dashes[label].plotly, "hatch": dashes[label].hatch}
@@ -248,17 +247,6 @@ def _across(chart: Chart) -> np.ndarray:
     grids = [_x(series) for series in chart.series.values()]
     x = np.unique(np.concatenate([grid for grid in grids if len(grid) > 1] or grids or [np.ones(1)]))
     return x if len(x) > 1 else x + np.array([-0.5, 0, 0.5]) * (np.abs(x) if x.any() else 1)
-
-
-def _apart(x: np.ndarray, log_x: bool) -> np.ndarray:
-    """Those of some places whose numbers have room beside each other."""
-    x = x[x > 0] if log_x else x
-    scale = np.log(x) if log_x else x
-    kept: list[int] = []
-    for i in range(len(x)):
-        if not kept or scale[i] - scale[kept[-1]] > 0.11 * (scale[-1] - scale[0]):
-            kept.append(i)
-    return x[kept]
 
 
 def _numbers(values: np.ndarray) -> list[Any]:
