@@ -20,9 +20,9 @@ from isqn.experiments.study import Cell, Study
 from isqn.experiments.study import to_toml as study_toml
 from isqn.report import figures, page, tables
 from isqn.report.build import Options, build
-from isqn.report.charts import Chart, Figure, Report, Table
+from isqn.report.charts import Chart, Figure, Report, Series, Table
 from isqn.report.collect import collect
-from isqn.report.write import watch, write, write_csv
+from isqn.report.write import watch, write, write_csv, write_numbers
 from isqn.train import record
 from isqn.types import UserError
 from test_results import config, write_run
@@ -441,7 +441,23 @@ def test_churn_is_divided_by_that_of_the_target_free_agent_at_the_same_step(tmp_
     assert all(series.x.tolist() == [1500, 2000] for series in drawn.series.values())
     assert drawn.series["iS-DQN K=1"].high.tolist() == [0.75, 1.125]
     assert (drawn.ylabel, drawn.reference) == ("target churn / that of TF", 1)
+    shown = table(report, "Probes")
+    column = shown.columns.index("target churn")
+    means = {row[1]: row[column].point for row in shown.values}
+    # Means over steps, twice as large with a second seed of three times as much: 0, 2 * 6 / 2 and 2 * 13 / 3.
+    assert means == pytest.approx({"TB-DQN": 0, "TF-DQN": 1, "iS-DQN K=1": 26 / 3 / 6})
     assert_drawn(report)
+
+
+def test_the_numbers_of_a_figure_are_a_table_too(tmp_path):
+    level, line = Series(np.array([0.5])), Series(np.array([1.0, np.nan]), x=np.array([10.0, 20.0]), low=np.zeros(2))
+    write_numbers(tmp_path / "a.csv", Figure("a", "", "", (Chart("lines", {"b": level, "c, d": line}, title="panel"),)))
+    assert (tmp_path / "a.csv").read_text().splitlines() == [
+        "panel,label,x,point,low,high",
+        "panel,b,,0.5,,",
+        'panel,"c, d",10,1,0,',
+        'panel,"c, d",20,nan,0,',
+    ]
 
 
 def test_churn_without_a_target_free_agent_is_shown_as_it_is(tmp_path):

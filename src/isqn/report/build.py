@@ -63,6 +63,7 @@ def build(collected: Collected, options: Options, *, watching: bool = False) -> 
     figures += [*_parameters(collected), *_of_metrics(shown, remark)]
     by_task = tables.by_task(shown, remark)
     others = [by_task] if compared else []
+    others += tables.probes(shown, remark)
     others.append(tables.sizes(collected))
     if collected.study and collected.study.flops:
         work = tables.work(collected)
@@ -250,8 +251,7 @@ def _churn(collected: Collected, remark: str) -> Iterator[Figure]:
     """As in the paper: divided by that of the target-free agent, if there is one."""
     name, ylabel = "target_churn_held_out", "target churn"
     about = "How much one update changes the regression targets of a held-out batch. 0: they stand still"
-    free = {cell.panel: method for method, cell in collected.methods.items() if cell.config.scheme == "target-free"}
-    if not free:
+    if not collected.target_free:
         charts = [_over_training(task, _lines(collected, task, name), ylabel) for task in collected.tasks]
         yield from _if_any("target-churn", "Target churn", f"{about}. {remark}", charts)
         return
@@ -259,8 +259,8 @@ def _churn(collected: Collected, remark: str) -> Iterator[Figure]:
     for task in collected.tasks:
         series: dict[str, Series] = {}
         for method, cell in collected.methods.items():
-            mine = _recorded(collected, task, method, name)
-            unit = _recorded(collected, task, free.get(cell.panel, ""), name)
+            mine = collected.recorded(task, method, name)
+            unit = collected.recorded(task, collected.target_free.get(cell.panel, ""), name)
             if mine and unit:
                 x, here, there = np.intersect1d(mine[0], unit[0], return_indices=True)
                 ratio = mine[1][:, here] / np.maximum(unit[1][:, there].mean(axis=0), 1e-12)
@@ -281,7 +281,7 @@ def _cosines(collected: Collected, remark: str) -> Iterator[Figure]:
     }
     charts = []
     for task in collected.tasks:
-        found = {label: _recorded(collected, task, method, name) for label, name in columns.items()}
+        found = {label: collected.recorded(task, method, name) for label, name in columns.items()}
         series = {label: _mean_line(*values) for label, values in found.items() if values}
         charts.append(_over_training(task, series, "cosine of gradients"))
     about = (
@@ -296,7 +296,7 @@ def _weights(collected: Collected, remark: str) -> Iterator[Figure]:
     for task in collected.tasks:
         for method in learned:
             pairs = range(1, collected.methods[method].config.target_scheme.num_pairs + 1)
-            found = {f"pair {k}": _recorded(collected, task, method, f"pair_weight_{k}") for k in pairs}
+            found = {f"pair {k}": collected.recorded(task, method, f"pair_weight_{k}") for k in pairs}
             series = {label: _mean_line(*values) for label, values in found.items() if values}
             title = task if len(learned) == 1 else f"{task}, {method}"
             charts.append(replace(_over_training(task, series, "weight of the pair", 1.0), title=title))
@@ -304,19 +304,8 @@ def _weights(collected: Collected, remark: str) -> Iterator[Figure]:
     yield from _if_any("weights", "Learned weights", about, charts)
 
 
-def _recorded(collected: Collected, task: str, method: str, name: str) -> tuple[np.ndarray, np.ndarray] | None:
-    """Frames (rows,) and values (seeds, rows) of one column of metrics.csv, where all seeds have numbers."""
-    tables_ = [one.metrics for one in collected.of(task, method) if name in one.metrics]
-    if not tables_:
-        return None
-    shortest = min(len(columns[name]) for columns in tables_)
-    values = np.array([columns[name][:shortest] for columns in tables_])
-    known = np.isfinite(values).all(axis=0)
-    return (tables_[0]["frame"][:shortest][known], values[:, known]) if known.any() else None
-
-
 def _lines(collected: Collected, task: str, name: str) -> dict[str, Series]:
-    found = {method: _recorded(collected, task, method, name) for method in collected.methods}
+    found = {method: collected.recorded(task, method, name) for method in collected.methods}
     return {method: _mean_line(*values) for method, values in found.items() if values}
 
 

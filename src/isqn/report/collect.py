@@ -8,6 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from isqn.analysis.results import Key, References, Run, read_run
 from isqn.experiments.config import Config, nearest, nearest_path, read_toml
 from isqn.experiments.studies import command
@@ -54,6 +56,21 @@ class Collected:
         for one in self.runs:
             found.setdefault((one.task, one.method), []).append(one)
         return found
+
+    def recorded(self, task: str, method: str, name: str) -> tuple[np.ndarray, np.ndarray] | None:
+        """Frames (rows,) and values (seeds, rows) of one column of metrics.csv, where all seeds have numbers."""
+        tables = [one.metrics for one in self.of(task, method) if name in one.metrics]
+        if not tables:
+            return None
+        shortest = min(len(columns[name]) for columns in tables)
+        values = np.array([columns[name][:shortest] for columns in tables])
+        known = np.isfinite(values).all(axis=0)
+        return (tables[0]["frame"][:shortest][known], values[:, known]) if known.any() else None
+
+    @cached_property
+    def target_free(self) -> dict[str, str]:
+        """Panel -> its target-free method."""
+        return {cell.panel: method for method, cell in self.methods.items() if cell.config.scheme == "target-free"}
 
     @property
     def going(self) -> int:

@@ -12,7 +12,7 @@ from isqn.analysis.results import write_score_dict
 from isqn.experiments.config import nearest
 from isqn.report import figures, page
 from isqn.report.build import Options, build, overview
-from isqn.report.charts import Report
+from isqn.report.charts import Figure, Report
 from isqn.report.collect import Collected, collect
 from isqn.train.record import replace_text, writable
 from isqn.types import UserError
@@ -42,6 +42,7 @@ def write(folder: Path, out: Path, options: Options, baseline: str | None = None
         for figure in drawn:
             if not only or figure.name in only:
                 figures.write(figure, out / "figures", among=labels)
+                write_numbers(out / "figures" / f"{figure.name}.csv", figure)
         write_csv(out / "results.csv", collected)
         if compared:
             write_score_dict(out / "scores.json", compared.results, compared.scores, compared.scale)
@@ -60,6 +61,18 @@ def write_csv(path: Path, collected: Collected) -> None:
             for epoch, value in enumerate(one.returns):
                 finished = "yes" if one.finished else "no"
                 writer.writerow((*whose, epoch, one.config.epoch_end(epoch), f"{value:.9g}", finished))
+
+
+def write_numbers(path: Path, figure: Figure) -> None:
+    """What a figure shows, to draw it another way: a row for each point of each of its lines and bars."""
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(("panel", "label", "x", "point", "low", "high"))
+        for chart in figure.charts:
+            for label, series in chart.series.items():
+                columns = [series.x, series.point, series.low, series.high]
+                for values in zip(*(("",) * len(series.point) if c is None else c for c in columns), strict=True):
+                    writer.writerow((chart.title, label, *(v if v == "" else f"{v:.9g}" for v in values)))
 
 
 def watch(folder: Path, out: Path, options: Options, baseline: str | None, seconds: float) -> None:
