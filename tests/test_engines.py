@@ -199,7 +199,7 @@ def test_a_failed_job_is_listed_with_its_log_and_holds_up_no_other(tmp_path, cap
     assert "1 of 2 runs are there" in said
     assert said.count(f"FAILED isqn-Chain-v0--broken--0: {drive.last_line(log)} (log: {log})") == 1
     assert said.endswith("isqn: 1 jobs failed; the same command tries them again\n")
-    assert drive.last_line(log).startswith("The loss stopped being a finite number")
+    assert drive.last_line(log).startswith("a loss or a parameter stopped being a finite number")
     assert "Traceback" in log.read_text()
 
 
