@@ -18,6 +18,7 @@ from isqn.analysis.probes import FEATURE_PROBES
 from isqn.envs.adapter import make_environment
 from isqn.experiments.config import Config, to_toml
 from isqn.experiments.presets import PRESETS
+from isqn.experiments.study import read_study
 from isqn.losses import LOSSES
 from isqn.networks.torsos import TORSOS
 from isqn.schemes import SCHEMES
@@ -37,6 +38,15 @@ def commands() -> list[str]:
         lines += re.findall(r"`([^`\n]+)`", FENCED.sub("", text))
         found += [line.removeprefix(".venv/bin/") for line in lines]
     return sorted({line for line in found if re.match(r"isqn [a-z]|python examples/\S+ [a-z]", line)})
+
+
+STUDIES = re.findall(r"```toml\n(.*?)```", PAGES["docs/studies.md"], re.DOTALL)
+
+
+@pytest.mark.parametrize("text", STUDIES)
+def test_the_example_of_a_study_is_one(text, tmp_path):
+    (tmp_path / "mine.toml").write_text(text)
+    assert read_study(tmp_path / "mine.toml").cells()
 
 
 class ReachedError(Exception):
@@ -62,6 +72,7 @@ def test_every_command_can_be_read(line, monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(ROOT / "examples")
     monkeypatch.chdir(tmp_path)
     Path("FILE").write_text(to_toml(Config()))
+    Path("returns.toml").write_text(STUDIES[0])
     monkeypatch.setattr("isqn.train.run.start", start)
     for work in (
         "experiments.drive.train",
