@@ -11,6 +11,7 @@ from helpers import SMALL, make_agent, random_batch
 from isqn.analysis import probes
 from isqn.experiments.config import Config
 from isqn.networks import make_network
+from isqn.train import record, run
 
 
 def test_effective_rank():
@@ -98,3 +99,14 @@ def test_right_after_a_refresh_the_shared_and_the_target_based_gradient_agree():
     for i in range(50):
         state, metrics = jax.jit(agent.update)(state, random_batch(size=16, seed=i))
     assert metrics["gradient_cosine_own_tb"] < 1 - 1e-5
+
+
+@pytest.mark.parametrize("loop", ["host", "compiled"])
+def test_a_target_free_agent_is_compared_with_a_copy_that_is_renewed_too(loop, tmp_path):
+    """Renewed at every update, the copy is the network itself, and both gradients are the same."""
+    config = Config(scheme="target-free", loop=loop, analysis=True, hidden_sizes=(8,), batch_size=8)
+    config = config.replace(update_period=4, target_update_period=4, learning_starts=40)
+    config = config.replace(total_timesteps=200, epoch_steps=100, log_period_steps=100)
+    run.start(config, tmp_path / "run", quiet=True)
+    last = record.read_table(tmp_path / "run" / "metrics.csv")[-1]
+    assert float(last["gradient_cosine_tf_tb"]) == pytest.approx(1, abs=1e-5)

@@ -159,7 +159,8 @@ def train(
                     state, totals = call.update(state, totals, batch)
                     count.updates += 1
                     count.logged_updates += 1
-                if scheme.refreshes and count.step % config.target_update_period == 0:
+                refreshes = scheme.refreshes or config.analysis  # which keeps the network of the last refresh
+                if refreshes and count.step % config.target_update_period == 0:
                     state = call.refresh(state)
                 elif scheme.num_copies > 1 and count.step % config.target_sync_period == 0:
                     state = call.sync(state)
