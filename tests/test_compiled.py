@@ -163,7 +163,7 @@ def test_a_batch_of_seeds_writes_a_whole_run_for_each(tmp_path):
 
 
 def test_a_batch_resumes_as_a_batch(tmp_path, monkeypatch):
-    from isqn.train.loop import Interrupted
+    from isqn.types import Interrupted
     from test_resume import assert_same, final, stop_after
 
     config = SMALL.replace(num_seeds=2, checkpoint_minutes=0.0)

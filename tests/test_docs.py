@@ -46,7 +46,7 @@ STUDIES = re.findall(r"```toml\n(.*?)```", PAGES["docs/studies.md"], re.DOTALL)
 @pytest.mark.parametrize("text", STUDIES)
 def test_the_example_of_a_study_is_one(text, tmp_path):
     (tmp_path / "mine.toml").write_text(text)
-    assert read_study(tmp_path / "mine.toml").cells()
+    assert read_study(tmp_path / "mine.toml").cells
 
 
 class ReachedError(Exception):

@@ -35,7 +35,7 @@ STUDY = Study(
         "hidden_sizes": [8],
     },
 )
-(CELL,) = STUDY.cells()
+(CELL,) = STUDY.cells
 
 
 def outcome(out: Path) -> list[tuple]:
@@ -252,7 +252,7 @@ def begin(out: Path, cell, *seeds: int) -> None:
 def test_seeds_of_a_job(tmp_path):
     """Begun together, they go on together; new ones follow one another, at most so many in a program."""
     study = STUDY.replace(seeds=(0, 1, 2, 3, 5, 6, 7, 8, 9), settings={})
-    (cell,) = study.cells()
+    (cell,) = study.cells
     begin(tmp_path, cell, 1, 2)
     (cell.folder(tmp_path, 2) / "summary.json").unlink()  # killed before it was written
     record.create_run(cell.folder(tmp_path, 9), cell.config.replace(seed=9))
@@ -367,8 +367,6 @@ def test_the_table_of_progress(tmp_path):
         (["--engine", "slurm", "--slurm", "partition"], "--slurm 'partition' is not of the form KEY=VALUE"),
         (["--engine", "slurm", "--cluster", "local", "--slurm", "partitoin=x"], "--slurm: "),
         (["--engine", "slurm"], "--engine slurm cannot start: "),
-        (["--tasks", "Acrobat-v1"], "did you mean Acrobot-v1?"),
-        (["--seeds", "1", "1"], "they must be different whole numbers"),
         # nothing listens on port 9 (discard) any more
         (["--engine", "ray", "--address", "127.0.0.1:9"], "--address 127.0.0.1:9 is not a Ray cluster that answers: "),
     ],
@@ -429,6 +427,14 @@ def test_imports_that_fail_are_one_sentence(name, text, sentence, tmp_path):
     assert "cannot be imported: " + sentence in str(error.value)
 
 
+def test_imports_of_one_name_are_refused(tmp_path):
+    """Their copies would be the same file."""
+    file = study_toml(STUDY).replace("baseline", 'imports = ["a/loss.py", "b/loss.py"]\nbaseline')
+    (tmp_path / "mine.toml").write_text(file)
+    with pytest.raises(UserError, match=r"imports: 'loss\.py' and 'loss\.py' are not told apart; rename"):
+        read_study(tmp_path / "mine.toml")
+
+
 def test_the_estimate_of_a_dry_run(tmp_path, monkeypatch):
     """Measured once for runs that take as long; what was trained already is not counted."""
     measured = []
@@ -437,9 +443,9 @@ def test_the_estimate_of_a_dry_run(tmp_path, monkeypatch):
     clock = itertools.count(0.0, 10.0)  # each measurement takes 10 s, as does a worker before its first step
     monkeypatch.setattr(drive.time, "perf_counter", lambda: next(clock))
     study = STUDY.replace(methods=(*STUDY.methods, {"scheme": "iterated-shared", "num_bellman_iterations": 9}))
-    begin(tmp_path, study.cells()[0], 3)
-    (study.cells()[0].folder(tmp_path, 3) / "metrics.csv").write_text("step\n1000\n")
-    rows = drive.estimate(study, tmp_path, 2, 5, lambda _: None)
+    begin(tmp_path, study.cells[0], 3)
+    (study.cells[0].folder(tmp_path, 3) / "metrics.csv").write_text("step\n1000\n")
+    rows = drive.estimate(study, tmp_path, 2, 5)
     assert measured == ["iS-DQN K=9"]
     assert [(row.method, row.runs, row.to_do, row.seconds) for row in rows] == [
         ("TB-DQN", 2, 2, 2 * 10 + 0.5 * (3_000 + 4_000)),

@@ -92,13 +92,6 @@ def test_a_bar_that_is_not_a_number_keeps_its_place_empty():
     assert words(axis) == ["3.00"]
 
 
-def test_seeds_are_dots_on_a_bar_without_an_interval():
-    seeds = np.array([[1.0], [2.0], [6.0]])
-    (axis,) = draw(Chart("bars", {"TB-DQN": Series(np.array([3.0]), seeds=seeds)})).axes
-    assert curves(axis, "white") == [[1.0, 2.0, 6.0]]
-    assert axis.texts[0].xy == (0, 6.0)
-
-
 @pytest.mark.parametrize(
     "labels",
     [
@@ -326,14 +319,6 @@ def test_the_same_numbers_give_the_same_bytes(tmp_path, monkeypatch):
     for one, other in zip(first, second, strict=True):
         assert one.read_bytes().startswith(heads[one.suffix])
         assert one.read_bytes() == other.read_bytes(), one.suffix
-
-
-def test_other_numbers_give_other_bytes(tmp_path):
-    pytest.importorskip("matplotlib")
-    for name, point in (("a", 1.0), ("b", 1.01)):
-        figures.write(Figure("x", "", "", (Chart("bars", {"TB-DQN": bar(point)}),)), tmp_path / name)
-    for suffix in ("svg", "pdf", "png"):
-        assert (tmp_path / "a" / f"x.{suffix}").read_bytes() != (tmp_path / "b" / f"x.{suffix}").read_bytes()
 
 
 def test_without_matplotlib_one_sentence_says_what_to_install(tmp_path, monkeypatch):

@@ -441,10 +441,6 @@ def test_nothing_comes_from_elsewhere():
     assert "This page reloads every 30 seconds." in ours
 
 
-def test_the_same_report_is_the_same_page():
-    assert page.render(big()) == page.render(big())
-
-
 def test_a_level_is_known_at_every_x_of_its_panel():
     line, level = (
         Series(numbers(1, 2, 3), x=numbers(10, 20, 40)),
@@ -484,10 +480,3 @@ def test_missing_plotly_is_said_in_one_sentence(monkeypatch):
 def test_numbers_that_do_not_fit_together_are_refused(chart_of, sentence):
     with pytest.raises(UserError, match=re.escape(sentence)):
         page.render(make(chart_of))
-
-
-def test_a_short_row_and_a_refresh_of_no_time_are_refused():
-    with pytest.raises(UserError, match="The table 'Cost' has 2 columns, and a row of 1 cells"):
-        page.render(make(tables=[Table("Cost", ("a", "b"), (("1",),))]))
-    with pytest.raises(UserError, match="refresh_seconds is 0; it must be at least 1"):
-        page.render(make(), refresh_seconds=0)

@@ -18,7 +18,7 @@ from isqn.data.replay import Replay
 from isqn.envs.adapter import make_environment
 from isqn.envs.atari import MACHADO2018, find_protocol
 from isqn.experiments.config import Config
-from isqn.experiments.presets import AGENTS, PRESETS, find_preset, preset_config, preset_for, presets_of
+from isqn.experiments.presets import AGENTS, PRESETS, preset_config, preset_for, presets_of
 from isqn.networks import Network, make_network
 from isqn.networks.torsos import Activation, Style
 from isqn.schemes import SCHEMES
@@ -118,7 +118,7 @@ def test_presets_belong_to_agents():
 
 @pytest.mark.parametrize("name", LATER)
 def test_a_preset_of_an_agent_that_is_not_here_says_so_when_used(name):
-    preset = find_preset(name)
+    preset = PRESETS[name]
     with pytest.raises(UserError) as error:
         preset_config(name)
     assert str(error.value) == (
@@ -139,12 +139,12 @@ def test_a_field_that_a_run_has_already_keeps_its_meaning(name):
 
 def test_a_preset_that_is_not_known_is_answered_with_the_nearest():
     with pytest.raises(UserError) as error:
-        find_preset("atari-cn")
+        preset_config("atari-cn")
     assert str(error.value) == "--preset 'atari-cn' is not known; did you mean atari-cnn?"
     with pytest.raises(UserError, match="--preset 'wordl' is not known; did you mean wordle"):
         preset_config("wordl")
     with pytest.raises(UserError, match="--preset '0' is not known; choose one of atari-cnn-ln, atari-cnn, "):
-        find_preset("0")
+        preset_config("0")
 
 
 @pytest.mark.parametrize(

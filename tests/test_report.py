@@ -44,7 +44,7 @@ def lay(folder: Path, asked: Study, returns: Returns, more: Callable[[Cell, int]
     """The folder of a study. A run with fewer epochs than it must have is not finished; None: it has not begun."""
     folder.mkdir(exist_ok=True)
     (folder / "study.toml").write_text(study_toml(asked))
-    for cell in asked.cells():
+    for cell in asked.cells:
         for seed in asked.seeds:
             epochs = returns(cell, seed)
             if epochs is not None:
@@ -444,8 +444,8 @@ def test_churn_is_divided_by_that_of_the_target_free_agent_at_the_same_step(tmp_
     shown = table(report, "Probes")
     column = shown.columns.index("target churn")
     means = {row[1]: row[column].point for row in shown.values}
-    # Means over steps, twice as large with a second seed of three times as much: 0, 2 * 6 / 2 and 2 * 13 / 3.
-    assert means == pytest.approx({"TB-DQN": 0, "TF-DQN": 1, "iS-DQN K=1": 26 / 3 / 6})
+    # At the two steps that both have: 0.5 and 0.75, as drawn.
+    assert means == pytest.approx({"TB-DQN": 0, "TF-DQN": 1, "iS-DQN K=1": 0.625})
     assert_drawn(report)
 
 
@@ -569,8 +569,8 @@ def test_the_command_of_a_study_of_the_paper():
     plain, paper = find_study("online-plain", "mini"), find_study("mellowmax", "paper")
     assert command(plain) == "isqn study online-plain --scale mini"
     part = plain.only(tasks=("Acrobot-v1",), seeds=(20, 21))
-    assert command(part) == "isqn study online-plain --scale mini --tasks Acrobot-v1 --seeds 20 21"
-    assert command(paper.only(seeds=(1,))) == "isqn study mellowmax --scale paper --seeds 1"
+    assert command(part) == "isqn study online-plain --scale mini --tasks Acrobot-v1 --seeds 20 21 --out FOLDER"
+    assert command(paper.only(seeds=(1,))) == "isqn study mellowmax --scale paper --seeds 1 --out FOLDER"
     assert command(plain.replace(settings={"discount": 0.9})) == "isqn study study.toml"
     assert command(plain.replace(tasks=({"env_id": "MountainCar-v0"},))) == "isqn study study.toml"
 
@@ -691,7 +691,7 @@ def test_what_is_written(reported):
     names = [f.name for f in reported.report.figures]
     assert names == ["auc", "curves", "profile", "improvement", "tasks", "parameters"]
     files = {path.relative_to(reported.out).as_posix() for path in reported.out.rglob("*") if path.is_file()}
-    pictures = {f"figures/{name}.{kind}" for name in ("overview", *names) for kind in ("svg", "pdf", "png")}
+    pictures = {f"figures/{name}.{kind}" for name in ("overview", *names) for kind in ("svg", "pdf", "png", "csv")}
     assert files == {"index.html", "results.csv", "scores.json", "headline.json", *pictures}
     assert read_score_dict(reported.out / "scores.json")["TF-DQN"].tolist() == [
         [[0.5, 1.5]],
@@ -710,7 +710,7 @@ def test_what_is_written(reported):
 def test_the_same_runs_give_the_same_bytes(reported, tmp_path):
     write(reported.folder, tmp_path, Options(), only=("auc", "curves"))
     files = [path.relative_to(tmp_path) for path in tmp_path.rglob("*") if path.is_file()]
-    assert len(files) == 4 + 2 * 3
+    assert len(files) == 4 + 2 * 4
     for file in files:
         assert (tmp_path / file).read_bytes() == (reported.out / file).read_bytes(), file
 
@@ -725,7 +725,7 @@ def test_watch_makes_the_page_anew_until_every_run_has_finished(tmp_path, monkey
         """What happens while it sleeps: first all runs begin, then all finish."""
         assert seconds == 5
         pages.append(index.read_text())
-        for cell in asked.cells():
+        for cell in asked.cells:
             for seed in asked.seeds:
                 place = cell.folder(folder, seed)
                 if not place.exists():
@@ -756,7 +756,7 @@ def test_the_command_prints_the_table_and_the_page(reported, tmp_path, capsys):
     assert header.split("  ")[0] == "method"
     assert [row.split()[:2] for row in rows] == [["TB-DQN", "1.00"], ["TF-DQN", "1.80"]]
     assert path == str(tmp_path / "index.html")
-    assert {file.name for file in (tmp_path / "figures").iterdir()} == {"auc.svg", "auc.pdf", "auc.png"}
+    assert {file.name for file in (tmp_path / "figures").iterdir()} == {"auc.svg", "auc.pdf", "auc.png", "auc.csv"}
 
 
 def test_the_command_answers_in_json(reported, tmp_path, capsys):

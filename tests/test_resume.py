@@ -20,8 +20,8 @@ from isqn.envs.adapter import make_environment
 from isqn.envs.toy import ToyEnvironment
 from isqn.experiments.config import Config
 from isqn.train import checkpoint, record, run
-from isqn.train.loop import Diverged, Interrupted
-from isqn.types import UserError
+from isqn.train.loop import Diverged
+from isqn.types import Interrupted, UserError
 
 HOST = Config(
     env_id="isqn/Chain-v0",

@@ -125,8 +125,8 @@ def test_iqm_is_scipys_trimmed_mean(runs):
 def test_point_estimates_are_rliables():
     metrics = pytest.importorskip("rliable.metrics", exc_type=ImportError)
     x, y = random_scores(5, 7), random_scores(4, 7, seed=1).round(1)
-    for name in ("aggregate_iqm", "aggregate_median", "aggregate_mean", "aggregate_optimality_gap"):
-        assert getattr(stats, name)(x) == pytest.approx(getattr(metrics, name)(x), abs=1e-12)
+    for ours in (stats.iqm, stats.median, stats.mean, stats.optimality_gap):
+        assert ours(x) == pytest.approx(getattr(metrics, f"aggregate_{ours.__name__}")(x), abs=1e-12)
     chance = metrics.probability_of_improvement(x.round(1), y)
     assert stats.probability_of_improvement(x.round(1), y).point == pytest.approx(chance, abs=1e-12)
 

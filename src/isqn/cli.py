@@ -23,7 +23,7 @@ from isqn.experiments.config import MOST_SEED, Config, nearest, read_toml
 from isqn.experiments.presets import AGENTS, PRESETS, preset_config, preset_for
 from isqn.experiments.worker import INTERRUPTED, SEEDS_PER_JOB
 from isqn.train.progress import say
-from isqn.types import UserError
+from isqn.types import Interrupted, UserError
 
 USAGE = 2
 
@@ -324,7 +324,7 @@ def _dry_run(asked: Any, out: Path, workers: int, seeds_per_job: int) -> int:
     rows: list[tuple[str, ...]] = []
     total = 0.0
     with redirect_stdout(sys.stderr):
-        planned = drive.estimate(asked, out, workers, seeds_per_job, say)
+        planned = drive.estimate(asked, out, workers, seeds_per_job)
     for row in planned:
         total += row.seconds
         rows.append(
@@ -734,12 +734,10 @@ def main(argv: list[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except Interrupted as stop:
+        say(f"isqn: {stop}")
+        return INTERRUPTED
     except Exception as error:
-        from isqn.train.loop import Interrupted
-
-        if isinstance(error, Interrupted):
-            say(f"isqn: {error}")
-            return INTERRUPTED
         if debug:
             raise
         message = str(error).strip().partition("\n")[0]

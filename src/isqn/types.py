@@ -21,6 +21,10 @@ class UserError(Exception):
     """Something the user can mend: one sentence that says what, where, what is allowed and which flag."""
 
 
+class Interrupted(Exception):
+    """Stopped on request, after saving."""
+
+
 class Transition(NamedTuple):
     """One sample of experience; a batch is the same tuple with a leading axis on every field.
 

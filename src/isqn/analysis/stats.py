@@ -57,10 +57,6 @@ def optimality_gap(scores: ArrayLike, threshold: float = 1.0) -> Any:
     return threshold - np.minimum(_runs(scores), threshold).mean(axis=-1)
 
 
-aggregate_iqm, aggregate_median, aggregate_mean = iqm, median, mean  # rliable's names
-aggregate_optimality_gap = optimality_gap
-
-
 def resampled_seeds(rng: np.random.Generator, resamples: int, seeds: int, tasks: int) -> np.ndarray:
     """Which seed stands in for each seed of each task: drawn with replacement, for each task on its own."""
     if resamples < 1:

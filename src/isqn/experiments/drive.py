@@ -16,15 +16,14 @@ from typing import NamedTuple
 
 from isqn.analysis import cost
 from isqn.experiments import worker
-from isqn.experiments.config import Config, read_toml, to_toml
+from isqn.experiments.config import Config, read_toml, slug, to_toml
 from isqn.experiments.engines import RETRIES, Engine, Handle, Job, share_cores
-from isqn.experiments.study import Cell, Study, slug
+from isqn.experiments.study import Cell, Study
 from isqn.experiments.study import to_toml as study_toml
 from isqn.experiments.worker import SEEDS_PER_JOB
 from isqn.train import record, run
-from isqn.train.loop import Interrupted
 from isqn.train.progress import duration, say
-from isqn.types import UserError
+from isqn.types import Interrupted, UserError
 
 POLL_SECONDS = 0.5
 STOP_SECONDS = 120.0  # a scheduler may be slow to say that a job has ended
@@ -33,15 +32,12 @@ BASE_BYTES = 400_000_000  # of a process that has started JAX
 
 def folders(study: Study, out: Path) -> dict[Path, tuple[Cell, int]]:
     """Every run of a study."""
-    return {cell.folder(out, seed): (cell, seed) for cell in study.cells() for seed in study.seeds}
+    return {cell.folder(out, seed): (cell, seed) for cell in study.cells for seed in study.seeds}
 
 
 def jobs(study: Study, out: Path, seeds_per_job: int = SEEDS_PER_JOB) -> list[Job]:
     """What is left to train. Seeds that were begun together go on together; new ones are put together."""
-    found = []
-    for cell in study.cells():
-        found += jobs_of(cell, study, out, seeds_per_job)
-    return found
+    return [job for cell in study.cells for job in jobs_of(cell, study, out, seeds_per_job)]
 
 
 def jobs_of(cell: Cell, study: Study, out: Path, seeds_per_job: int) -> list[Job]:
@@ -158,17 +154,17 @@ class Planned(NamedTuple):
     seconds: float  # of all its jobs that are left, one after the other
 
 
-def estimate(study: Study, out: Path, workers: int, seeds_per_job: int, tell: Callable[[str], None]) -> list[Planned]:
+def estimate(study: Study, out: Path, workers: int, seeds_per_job: int) -> list[Planned]:
     """What is left to train and how long it takes here: measured on the method with the most heads."""
     share_cores(workers)
     measured: dict[tuple[object, ...], tuple[float, float]] = {}
     rows = {}
-    for cell in sorted(study.cells(), key=lambda c: -c.config.target_scheme.num_heads):
+    for cell in sorted(study.cells, key=lambda c: -c.config.target_scheme.num_heads):
         left, seconds = jobs_of(cell, study, out, seeds_per_job), 0.0
         for job in left:
             key = _like(job.config)
             if key not in measured:
-                tell(f"measuring {cell.method} on {cell.task}")
+                say(f"measuring {cell.method} on {cell.task}")
                 began = time.perf_counter()
                 # measuring takes as long as a worker takes to begin: a second or two, and compiling
                 measured[key] = run.seconds_per_step(job.config), time.perf_counter() - began
@@ -184,14 +180,15 @@ def estimate(study: Study, out: Path, workers: int, seeds_per_job: int, tell: Ca
             max((job.memory for job in left), default=0),
             seconds,
         )
-    return [rows[cell.task, cell.method] for cell in study.cells()]
+    return [rows[cell.task, cell.method] for cell in study.cells]
 
 
 def _like(config: Config) -> tuple[object, ...]:
     """Runs that take about as long: other games of a kind; fewer heads, as the paper's appendix B finds."""
     kind = config.env_id.partition("/")[0]
     network = (config.torso, config.hidden_sizes, config.width_factor, config.batch_norm, config.compute_dtype)
-    return kind, config.num_seeds, *network, config.analysis, config.meta_gradient, config.batch_size
+    update = (config.analysis, config.meta_gradient, config.batch_size, config.update_period)
+    return kind, config.num_seeds, config.loop, network, update
 
 
 def _drive(pending: list[Job], engine: Engine, board: Board, should_stop: Callable[[], bool]) -> list[Job]:

@@ -204,14 +204,12 @@ class Ray:
                 _require_answer(address)
                 self._ray.init(address=address, **quiet)
             else:
-                cores = max(workers, os.cpu_count() or 1)
                 here: dict[str, Any] = {"address": "local", "_node_ip_address": "127.0.0.1", "include_dashboard": False}
-                self._ray.init(num_cpus=cores, **here, **quiet)
+                self._ray.init(num_cpus=workers, **here, **quiet)
         except (OSError, ValueError, RuntimeError) as error:
             what = f"--address {address} is not a Ray cluster that answers" if address else "Ray cannot be started here"
             raise UserError(f"{what}: {error}.") from None
-        cpus = max(1, (os.cpu_count() or 1) // workers) if not address else 1
-        self._task = self._ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=0)(execute)
+        self._task = self._ray.remote(num_cpus=1, num_gpus=gpus, max_retries=0)(execute)
 
     def start(self, jobs: Sequence[Job]) -> Sequence[tuple[Job, RayHandle]]:
         """All of them: Ray waits for room."""

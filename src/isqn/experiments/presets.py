@@ -239,15 +239,11 @@ def presets_of(agent: str) -> tuple[str, ...]:
     return tuple(name for name, preset in PRESETS.items() if preset.agent == agent)
 
 
-def find_preset(name: str) -> Preset:
-    if name not in PRESETS:
-        raise UserError(f"--preset {name!r} is not known; {nearest(name, PRESETS)}")
-    return PRESETS[name]
-
-
 def preset_config(name: str) -> Config:
     """The settings of a run of `isqn train dqn`."""
-    preset = find_preset(name)
+    if name not in PRESETS:
+        raise UserError(f"--preset {name!r} is not known; {nearest(name, PRESETS)}")
+    preset = PRESETS[name]
     if preset.agent not in AGENTS:
         raise UserError(
             f"--preset {name} is for `isqn train {preset.agent}`, which this version does not have; "

@@ -276,7 +276,8 @@ def command(study: Study) -> str:
         words = [*(["--tasks", *tasks] if tasks else []), *(["--seeds", *seeds] if seeds else [])]
         with suppress(UserError):  # a task that it does not have
             if to_toml(known.only(tuple(tasks), study.seeds)) == to_toml(study):
-                return " ".join(["isqn study", study.name, "--scale", study.scale, *words])
+                out = ["--out", "FOLDER"] if words else []  # a part goes into a folder of its own
+                return " ".join(["isqn study", study.name, "--scale", study.scale, *words, *out])
     return "isqn study study.toml"  # the file that the report shows
 
 

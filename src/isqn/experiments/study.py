@@ -152,14 +152,14 @@ class Study:
             _require_one_of(NUMBERS, self.along, f"{where}: along", "a setting that is a number", HELP)
         if self.panels:
             _require_one_of(SETTINGS, self.panels, f"{where}: panels", "a setting", HELP)
-        first = self.cells()[: len(self.cells()) // len(self.tasks)]  # on the first task
-        for one, same in zip(itertools.cycle(first), self.cells(), strict=False):
+        first = self.cells[: len(self.cells) // len(self.tasks)]  # on the first task
+        for one, same in zip(itertools.cycle(first), self.cells, strict=False):
             if one.place != same.place:
                 raise UserError(
                     f"{where}: what is {one.place!r} on {one.task} is {same.place!r} on {same.task}; "
                     "let the method say what they differ in."
                 )
-        for one, other in itertools.pairwise(self.cells()):
+        for one, other in itertools.pairwise(self.cells):
             if one.config.num_epochs != other.config.num_epochs:  # curves and areas are compared epoch by epoch
                 raise UserError(
                     f"{where}: {one.place} on {one.task} has {one.config.num_epochs} epochs and {other.place} on "
@@ -173,15 +173,15 @@ class Study:
             here = f"{where}, {panel}" if panel else where
             _require_different(names, f"{here}: the methods", "give one of them another `name`")
             _require_one_of(names, self.baseline, f"{here}: baseline", "a method")
+            lines = {cell.line for cell in first if cell.panel == panel and cell.position is not None}
+            across = [cell.line for cell in first if cell.panel == panel and cell.position is None]
+            _require_different([*across, *lines], f"{here}: the lines", "give one of them another `name`")
         if self.along and all(cell.position is None for cell in first):
             raise UserError(f"{where}: along is {self.along!r}, and no method has a list of it.")
 
+    @cached_property
     def cells(self) -> tuple[Cell, ...]:
         """Every task with every method."""
-        return self._cells
-
-    @cached_property
-    def _cells(self) -> tuple[Cell, ...]:
         return tuple(
             self._cell(task, choice, varied)
             for task in self.tasks
@@ -390,6 +390,7 @@ def _from_values(values: dict[str, Any], folder: Path) -> Study:
     names = values.get("imports", [])
     if not all(isinstance(name, str) for name in names):
         raise UserError(f"imports is {names!r}; it must be {_KINDS['imports'][1]}.")
+    _require_different([Path(name).name for name in names], "imports:", "rename one of them")
     values["imports"] = [str(folder / name) if name.endswith(".py") else name for name in names]
     import_all(values["imports"])
     return Study(**values | {name: tuple(values[name]) for name in ("seeds", "tasks", "methods", "imports")})

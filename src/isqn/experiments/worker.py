@@ -17,7 +17,7 @@ from pathlib import Path
 
 from isqn.experiments.config import Config, read_toml, seed_dir
 from isqn.experiments.study import import_all
-from isqn.types import UserError
+from isqn.types import Interrupted, UserError
 
 DONE, FAILED = 0, 1
 INTERRUPTED = 75  # EX_TEMPFAIL: saved, can be resumed; schedulers may requeue on it
@@ -36,17 +36,13 @@ def main(argv: list[str]) -> int:
         import_all(imports)
         train_job(read_toml(Path(job_file)), Path(method_dir))
         return DONE
-    except UserError as error:
-        traceback.print_exc()  # this is a log: the sentence alone is its last line
-        print(f"isqn: {error}", file=sys.stderr, flush=True)
-        return FAILED
+    except Interrupted as stop:
+        print(f"isqn: {stop}", file=sys.stderr, flush=True)
+        return INTERRUPTED
     except Exception as error:
-        from isqn.train.loop import Interrupted
-
-        if isinstance(error, Interrupted):
-            print(f"isqn: {error}", file=sys.stderr, flush=True)
-            return INTERRUPTED
         traceback.print_exc()
+        if isinstance(error, UserError):  # its sentence alone is the last line of the log
+            print(f"isqn: {error}", file=sys.stderr, flush=True)
         return FAILED
 
 

@@ -67,7 +67,7 @@ def build(collected: Collected, options: Options, *, watching: bool = False) -> 
     others.append(tables.sizes(collected))
     if collected.study and collected.study.flops:
         work = tables.work(collected)
-        figures.append(_work(work))
+        figures += _work(work)
         others.append(tables.work_table(work))
     others += [tables.what_ran(collected), tables.energy(collected.runs)]
     others += [tables.commands(collected), tables.made_with(collected)]
@@ -88,7 +88,8 @@ def overview(report: Report) -> Figure | None:
     found = {figure.name: figure for figure in report.figures}
     if not {"auc", "curves", "parameters"} <= set(found) or len(found["auc"].charts) > 1:
         return None
-    titles = {"auc": "area under the curve", "curves": "learning curves", "parameters": "parameters"}
+    of_the_first = f"parameters, {found['parameters'].charts[0].title}"
+    titles = {"auc": "area under the curve", "curves": "learning curves", "parameters": of_the_first}
     charts = [replace(found[name].charts[0], title=title) for name, title in titles.items()]
     return Figure("overview", "", found["auc"].caption, tuple(charts))
 
@@ -101,10 +102,6 @@ def _configs(collected: Collected) -> dict[str, str]:
         config = runs[0].config if runs else cell.config.replace(seed=collected.seeds[0])
         shown[f"{cell.task}, {cell.method}, seed {config.seed}"] = to_toml(config)
     return shown
-
-
-def _bar(value: Interval) -> Series:
-    return _line(None, value)
 
 
 def _line(x: np.ndarray | None, value: Interval) -> Series:
@@ -163,7 +160,7 @@ def _of_all(collected: Collected, compared: Comparison) -> Iterator[Figure]:
 
 
 def _bars(values: dict[str, Interval], ylabel: str, reference: float, title: str = "") -> Chart:
-    series = {name: _bar(value) for name, value in values.items()}
+    series = {name: _line(None, value) for name, value in values.items()}
     return Chart("bars", series, title=title, ylabel=ylabel, reference=reference)
 
 
@@ -174,7 +171,7 @@ def _ablation(title: str, panel: dict[str, Cell], along: str, compared: Comparis
     for cell in panel.values():
         value = compared.aucs[cell.method]
         if cell.position is None:
-            series[cell.line] = _bar(value)
+            series[cell.line] = _line(None, value)
         else:
             lines.setdefault(cell.line, {})[cell.position] = value
     for name, points in lines.items():
@@ -249,26 +246,17 @@ def _of_metrics(collected: Collected, remark: str) -> Iterator[Figure]:
 
 def _churn(collected: Collected, remark: str) -> Iterator[Figure]:
     """As in the paper: divided by that of the target-free agent, if there is one."""
-    name, ylabel = "target_churn_held_out", "target churn"
+    ylabel, reference = "target churn", None
     about = "How much one update changes the regression targets of a held-out batch. 0: they stand still"
-    if not collected.target_free:
-        charts = [_over_training(task, _lines(collected, task, name), ylabel) for task in collected.tasks]
-        yield from _if_any("target-churn", "Target churn", f"{about}. {remark}", charts)
-        return
+    if collected.target_free:
+        ylabel, reference = "target churn / that of TF", 1.0
+        about += ", as with a target network; 1: they move as much as the target-free agent's"
     charts = []
     for task in collected.tasks:
-        series: dict[str, Series] = {}
-        for method, cell in collected.methods.items():
-            mine = collected.recorded(task, method, name)
-            unit = collected.recorded(task, collected.target_free.get(cell.panel, ""), name)
-            if mine and unit:
-                x, here, there = np.intersect1d(mine[0], unit[0], return_indices=True)
-                ratio = mine[1][:, here] / np.maximum(unit[1][:, there].mean(axis=0), 1e-12)
-                if len(x):
-                    series[method] = _mean_line(x, ratio)
-        charts.append(_over_training(task, series, f"{ylabel} / that of TF", 1.0))
-    about = f"{about}, as with a target network; 1: they move as much as the target-free agent's. {remark}"
-    yield from _if_any("target-churn", "Target churn", about, charts)
+        found = {method: collected.churn(task, cell) for method, cell in collected.methods.items()}
+        series = {method: _mean_line(*values) for method, values in found.items() if values}
+        charts.append(_over_training(task, series, ylabel, reference))
+    yield from _if_any("target-churn", "Target churn", f"{about}. {remark}", charts)
 
 
 def _cosines(collected: Collected, remark: str) -> Iterator[Figure]:
@@ -348,7 +336,7 @@ def _parameters(collected: Collected) -> Iterator[Figure]:
     yield from _if_any("parameters", "Parameters", "Of the network and the copies that a scheme keeps.", charts)
 
 
-def _work(rows: list[tables.Work]) -> Figure:
+def _work(rows: list[tables.Work]) -> Iterator[Figure]:
     """FLOPs of an update, and the time of training, from the speed that was measured during it."""
     flops, hours = {}, {}
     for row in rows:
@@ -364,4 +352,4 @@ def _work(rows: list[tables.Work]) -> Figure:
         "FLOPs as the compiler counts them. Hours of one seed at the median speed of its run: the median over seeds, "
         "and the fastest and the slowest."
     )
-    return Figure("work", "Work and time", about, tuple(chart for chart in charts if chart.series))
+    yield from _if_any("work", "Work and time", about, charts)

@@ -86,6 +86,8 @@ def words(value: Value) -> str:
         return words(float(value.point)) + known
     if isinstance(value, int):
         return f"{value:,}"
+    if 0 < abs(value) < 0.1:
+        return f"{value:.2g}"
     return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.1f}" if abs(value) >= 20 else f"{value:.2f}"
 
 
@@ -106,3 +108,9 @@ class Report:
     figures: tuple[Figure, ...]
     tables: tuple[Table, ...] = ()
     configs: Mapping[str, str] = field(default_factory=dict)  # a run's name -> its config.toml
+
+    @property
+    def labels(self) -> list[str]:
+        """Of all its charts: what a label looks like depends on those beside it."""
+        charts = [chart for figure in self.figures for chart in figure.charts]
+        return list(dict.fromkeys(label for chart in charts for label in chart.series))

@@ -67,6 +67,18 @@ class Collected:
         known = np.isfinite(values).all(axis=0)
         return (tables[0]["frame"][:shortest][known], values[:, known]) if known.any() else None
 
+    def churn(self, task: str, cell: Cell) -> tuple[np.ndarray, np.ndarray] | None:
+        """The same of the target churn, divided by that of the panel's target-free agent wherever there is one."""
+        name = "target_churn_held_out"
+        mine = self.recorded(task, cell.method, name)
+        if not (mine and self.target_free):
+            return mine
+        free = self.recorded(task, self.target_free.get(cell.panel, ""), name)
+        if not free:
+            return None
+        x, here, there = np.intersect1d(mine[0], free[0], return_indices=True)
+        return (x, mine[1][:, here] / np.maximum(free[1][:, there].mean(axis=0), 1e-12)) if len(x) else None
+
     @cached_property
     def target_free(self) -> dict[str, str]:
         """Panel -> its target-free method."""
@@ -106,9 +118,7 @@ def collect(folder: Path, baseline: str | None = None) -> Collected:
     if (folder / "study.toml").is_file():
         study = read_study(folder / "study.toml")
         runs = tuple(_of_study(folder, study))
-        found = Collected(
-            study.name, baseline or study.baseline, tuple(study.cells()), study.seeds, runs, study, folder
-        )
+        found = Collected(study.name, baseline or study.baseline, tuple(study.cells), study.seeds, runs, study, folder)
     else:
         cells, runs = _of_folder(folder)
         seeds = tuple(sorted({one.config.seed for one in runs}))
@@ -123,7 +133,7 @@ def collect(folder: Path, baseline: str | None = None) -> Collected:
 
 def _of_study(folder: Path, study: Study) -> Iterator[Run]:
     """The runs that have begun; each must be what the study asks for."""
-    for cell in study.cells():
+    for cell in study.cells:
         for seed in study.seeds:
             place = cell.folder(folder, seed)
             if not (place / "config.toml").is_file():

@@ -29,8 +29,6 @@ FORMATS: dict[str, dict[str, Any]] = {  # no dates: the same numbers give the sa
 }
 UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
-Looks = Mapping[str, tuple[str, style.Dash]]
-
 
 def write(figure: charts.Figure, folder: Path, among: Iterable[str] = ()) -> list[Path]:
     """NAME.svg, NAME.pdf and NAME.png in a folder; returns their paths."""
@@ -59,9 +57,7 @@ def draw(figure: charts.Figure, among: Iterable[str] = ()) -> Figure:
         rows = [panels[start : start + columns] for start in range(0, len(panels), columns)]
         heights = [max(_height(chart, columns) for chart in row) for row in rows]
         labels = list(dict.fromkeys(label for chart in panels for label in chart.series))
-        everywhere = [*among, *labels]
-        colours, dashes = style.colours(everywhere), style.dashes(everywhere)
-        looks = {label: (colours[label], dashes[label]) for label in labels}
+        looks = style.looks([*among, *labels])
         # Bars are named where they stand.
         lines = [chart.series for chart in panels if chart.kind == "lines"]
         named = [label for label in labels if any(label in series and _has(series[label]) for series in lines)]
@@ -129,7 +125,7 @@ def _text_width(text: str, setting: str) -> float:
     return TextPath((0, 0), text, size=style.STYLE[setting]).get_extents().width / 72 if text.strip() else 0.0
 
 
-def _bars(axis: Axes, chart: charts.Chart, looks: Looks) -> None:
+def _bars(axis: Axes, chart: charts.Chart, looks: style.Looks) -> None:
     from matplotlib.patheffects import withStroke
 
     halo = [withStroke(linewidth=2, foreground="white")]  # where the reference runs through a number
@@ -145,11 +141,6 @@ def _bars(axis: Axes, chart: charts.Chart, looks: Looks) -> None:
             for ink, wide in (("white", 2.0), ("black", 0.8)):  # white around it, to be seen on a black bar
                 cap: dict[str, Any] = {"marker": "_", "markersize": 3.2 + wide, "markeredgewidth": wide}
                 axis.plot([place, place], reach[1:], color=ink, linewidth=wide, solid_capstyle="butt", **cap)
-        elif series.seeds is not None:
-            seeds = np.ravel(series.seeds)
-            reach += seeds.tolist()
-            across = place + np.linspace(-0.15, 0.15, len(seeds))
-            axis.plot(across, seeds, "o", color="white", markeredgecolor="black", markeredgewidth=0.6, markersize=2.5)
         up = 1 if point >= 0 else -1
         axis.annotate(
             _value(point),
@@ -170,7 +161,7 @@ def _bars(axis: Axes, chart: charts.Chart, looks: Looks) -> None:
         axis.axhline(0, color=style.INK, linewidth=0.7)
 
 
-def _lines(axis: Axes, chart: charts.Chart, looks: Looks, width: float) -> None:
+def _lines(axis: Axes, chart: charts.Chart, looks: style.Looks, width: float) -> None:
     if chart.log_x:
         axis.set_xscale("log")
     places = []
@@ -183,9 +174,6 @@ def _lines(axis: Axes, chart: charts.Chart, looks: Looks, width: float) -> None:
         if len(point) == 1 and (series.x is None or np.size(series.x) == 1):
             if series.low is not None and series.high is not None:
                 axis.axhspan(_only(series.low), _only(series.high), **band)
-            elif series.seeds is not None:
-                for value in np.ravel(series.seeds):
-                    axis.axhline(value, **seed)
             axis.axhline(point[0], **line)
             continue
         x = np.arange(1, len(point) + 1) if series.x is None else np.asarray(series.x)
@@ -243,7 +231,7 @@ def _in_columns(labels: list[str], width: float) -> list[list[str]]:
     return [labels[column::columns] for column in range(columns)]
 
 
-def _legend(drawn: Figure, columns: list[list[str]], looks: Looks) -> None:
+def _legend(drawn: Figure, columns: list[list[str]], looks: style.Looks) -> None:
     from matplotlib.lines import Line2D
 
     labels = [label for column in columns for label in column]

@@ -83,13 +83,12 @@ function lines(chart) {
 }
 
 function bars(chart) {
-  const bodies = [], seeds = [], values = [];
+  const bodies = [], values = [];
   for (const series of chart.series) {
     const { label, colour } = series;
     const [value] = series.y;
     if (value === null) continue;
     const [low, high] = [series.low?.[0] ?? value, series.high?.[0] ?? value];
-    const dots = series.low || !series.seeds ? [] : series.seeds.flat().filter((seed) => seed !== null);
     const name = plain(label, 22);
     const common = { meta: [label], y: [name] };
     bodies.push({
@@ -105,28 +104,18 @@ function bars(chart) {
       },
       error_x: { visible: high > low, array: [high - value], arrayminus: [value - low], color: "#111", thickness: 1.3, width: 3 },
     });
-    if (dots.length)
-      seeds.push({
-        type: "scatter",
-        mode: "markers",
-        meta: [label],
-        x: dots,
-        y: dots.map(() => name),
-        marker: { color: "#fff", size: 5, line: { color: "#111", width: 1 } },
-        hoverinfo: "skip",
-      });
     values.push({
       ...common,
       type: "scatter",
       mode: "text",
-      x: [value < 0 ? Math.min(low, ...dots) : Math.max(high, ...dots)],
+      x: [value < 0 ? low : high],
       text: [`\u2002${brief(value)}\u2002`], // a space between the end of the interval and the number
       textposition: value < 0 ? "middle left" : "middle right",
       cliponaxis: false,
       hoverinfo: "skip",
     });
   }
-  return [...bodies, ...seeds, ...values];
+  return [...bodies, ...values];
 }
 
 function axis(title, numbers, more) {
@@ -160,7 +149,7 @@ function layout(chart) {
   const { reference } = chart;
   const values = axis(chart.ylabel, numbers, {
     showticklabels: numbers.length > 0,
-    autorangeoptions: isBars ? { include: withRoom([0, reference ?? 0, ...numbers, ...all("seeds").flat()]) } : {},
+    autorangeoptions: isBars ? { include: withRoom([0, reference ?? 0, ...numbers]) } : {},
   });
   const ends = isBars
     ? { yref: "paper", y0: 0, y1: 1, x0: reference, x1: reference }

@@ -27,18 +27,13 @@ NOTHING = ("", "-", "–", "—", "nan", "inf", "n/a")
 
 def render(report: Report, *, refresh_seconds: int | None = None) -> str:
     """The page as text. With `refresh_seconds` it reloads itself, and stays where its reader is."""
-    if refresh_seconds is not None and refresh_seconds < 1:
-        raise UserError(f"refresh_seconds is {refresh_seconds}; it must be at least 1, or None for a page that stays.")
     library, ours = _plotly(), _file("page.js")
     # The page forbids itself the network, and every script but these two.
     scripts = " ".join(f"'sha256-{_sha256(text)}'" for text in (library, ours))
     policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src {scripts}"
-    labels = list(
-        dict.fromkeys(label for figure in report.figures for chart in figure.charts for label in chart.series)
-    )
-    colours, dashes = style.colours(labels), style.dashes(labels)
+    looks = style.looks(report.labels)
     charts = {
-        f"{figure.name}/{index}": _chart(chart, colours, dashes)
+        f"{figure.name}/{index}": _chart(chart, looks)
         for figure in report.figures
         for index, chart in enumerate(figure.charts)
     }
@@ -63,8 +58,8 @@ def render(report: Report, *, refresh_seconds: int | None = None) -> str:
 {_notes(report.notes)}
 {_table(report.headline, "headline")}
 <section>
-{_toggles(report, colours, dashes)}
-{"".join(_figure(figure, colours, dashes) for figure in report.figures)}
+{_toggles(report, looks)}
+{"".join(_figure(figure, looks) for figure in report.figures)}
 </section>
 {"".join(_table(table) for table in report.tables)}
 {_configs(report.configs)}
@@ -102,11 +97,6 @@ def _notes(notes: Iterable[str]) -> str:
 
 def _table(table: Table, name: str = "") -> str:
     """Columns of numbers stand to the right; a table that is too wide or too long scrolls in its box."""
-    for row in table.rows:
-        if len(row) != len(table.columns):
-            raise UserError(
-                f"The table {table.title!r} has {len(table.columns)} columns, and a row of {len(row)} cells."
-            )
     columns = [[row[index] for row in table.rows] for index in range(len(table.columns))]
     kinds = ["number" if _is_numeric(column) else "text" for column in columns]
     head = "".join(_cell("th", *pair) for pair in zip(table.columns, kinds, strict=True))
@@ -139,11 +129,11 @@ def _caption(text: str) -> str:
     return f'<p class="caption">{escape(text)}</p>' if text else ""
 
 
-def _toggles(report: Report, colours: Mapping[str, str], dashes: Mapping[str, style.Dash]) -> str:
+def _toggles(report: Report, looks: style.Looks) -> str:
     """One button for each label of a line; and one for the seeds behind intervals, which sum them up at first."""
     lines = [chart for figure in report.figures for chart in figure.charts if chart.kind == "lines"]
     labels = dict.fromkeys(label for chart in lines for label in chart.series)
-    buttons = [_button(label, f"{_swatch(colours[label], dashes[label])}{escape(label)}") for label in labels]
+    buttons = [_button(label, f"{_swatch(*looks[label])}{escape(label)}") for label in labels]
     every = [series for chart in lines for series in chart.series.values()]
     if any(series.seeds is not None and series.low is not None for series in every):
         buttons.append(_button(SEEDS, "single seeds", pressed=False))
@@ -170,11 +160,11 @@ def _swatch(colour: str, dash: style.Dash) -> str:
     )
 
 
-def _figure(figure: Figure, colours: Mapping[str, str], dashes: Mapping[str, style.Dash]) -> str:
+def _figure(figure: Figure, looks: style.Looks) -> str:
     columns = {1: 1, 2: 2, 4: 2}.get(len(figure.charts), 3)
     panels = "".join(_panel(figure, index) for index in range(len(figure.charts)))
     labels = dict.fromkeys(label for chart in figure.charts if chart.kind == "lines" for label in chart.series)
-    key = "".join(f"<li>{_swatch(colours[label], dashes[label])}{escape(label)}</li>" for label in labels)
+    key = "".join(f"<li>{_swatch(*looks[label])}{escape(label)}</li>" for label in labels)
     return f"""<section class="figure">
 <h2>{escape(figure.title)}</h2>
 <ul class="key">{key}</ul>
@@ -203,7 +193,7 @@ def _configs(configs: Mapping[str, str]) -> str:
     return f'<section class="configs">\n<h2>Exact configurations</h2>\n{items}</section>' if items else ""
 
 
-def _chart(chart: Chart, colours: Mapping[str, str], dashes: Mapping[str, style.Dash]) -> dict[str, Any]:
+def _chart(chart: Chart, looks: style.Looks) -> dict[str, Any]:
     """What the script needs to draw one panel."""
     across = _across(chart)
     ticks = chart.kind == "lines" and len(across) <= FEW
@@ -215,9 +205,10 @@ def _chart(chart: Chart, colours: Mapping[str, str], dashes: Mapping[str, style.
         "ticks": _numbers(apart(across, 0.11, chart.log_x)) if ticks else None,
         "reference": None if chart.reference is None else _numbers(np.array([chart.reference]))[0],
         "series": [
-            {"label": label, "colour": colours[label], "dash": dashes[label].plotly, "hatch": dashes[label].hatch}
+            {"label": label, "colour": colour, "dash": dash.plotly, "hatch": dash.hatch}
             | _columns(chart, label, series, across)
             for label, series in chart.series.items()
+            for colour, dash in [looks[label]]
         ],
     }
 

@@ -7,7 +7,7 @@ the schemes are of Okabe & Ito 2008, "Color Universal Design", most others of To
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from math import log
 from typing import Any, NamedTuple
 
@@ -67,6 +67,7 @@ class Dash(NamedTuple):
     hatch: str
 
 
+Looks = Mapping[str, tuple[str, Dash]]
 DASHES = (
     Dash("solid", "solid", ""),
     Dash((0, (4, 1.6)), "dash", "/"),
@@ -108,6 +109,12 @@ def dashes(labels: Iterable[str]) -> dict[str, Dash]:
             number += 1
         taken[chosen[label], number] = label
     return {label: _dash(number) for (_, number), label in taken.items()}
+
+
+def looks(labels: Iterable[str]) -> Looks:
+    """Label -> colour and dash."""
+    chosen, broken = colours(labels := list(labels)), dashes(labels)
+    return {label: (chosen[label], broken[label]) for label in labels}
 
 
 def _name(label: str) -> str:

@@ -14,7 +14,6 @@ import numpy as np
 
 from isqn.analysis import cost, stats
 from isqn.analysis.results import Run, ranges
-from isqn.analysis.stats import Interval
 from isqn.experiments.config import Config
 from isqn.experiments.study import Cell
 from isqn.report.charts import Table
@@ -67,10 +66,9 @@ def by_task(collected: Collected, remark: str) -> Table:
     return Table("Mean return over training", ("method", *collected.tasks), tuple(rows), about.strip())
 
 
-PROBES = {
+PROBED = {
     "effective rank": "effective_rank",
     "dormant share": "dormant_share",
-    "target churn": "target_churn_held_out",
     "cosine": "gradient_cosine_own_tb",
     "cosine of TF": "gradient_cosine_tf_tb",
 }
@@ -80,27 +78,18 @@ def probes(collected: Collected, remark: str) -> list[Table]:
     """One table, if anything was probed."""
     rows = []
     for cell in collected.cells:
-        found = [_mean_over_training(collected, cell, name) for name in PROBES.values()]
+        found = [collected.recorded(cell.task, cell.method, name) for name in PROBED.values()]
+        found.append(collected.churn(cell.task, cell))
         if any(found):
-            rows.append((cell.task, cell.method, *found))
+            means = [interval(each[1].mean(axis=1)[:, None], stats.mean) if each else None for each in found]
+            rows.append((cell.task, cell.method, *means))
     churn = " Target churn is divided by that of the target-free agent." if collected.target_free else ""
     about = (
         "Means over training and seeds, with 95 % intervals if there are several. Cosine: between the gradients of the "
         "agent's loss and of the target-based one, at the agent's parameters; of TF: of the target-free loss there."
     )
-    columns = ("task", "method", *PROBES)
+    columns = ("task", "method", *PROBED, "target churn")
     return [Table("Probes", columns, tuple(rows), f"{about}{churn} {remark}".strip())] if rows else []
-
-
-def _mean_over_training(collected: Collected, cell: Cell, name: str) -> Interval | None:
-    found = collected.recorded(cell.task, cell.method, name)
-    if not found:
-        return None
-    unit = 1.0
-    if name == PROBES["target churn"] and collected.target_free:
-        free = collected.recorded(cell.task, collected.target_free.get(cell.panel, ""), name)
-        unit = free[1].mean() if free else math.nan
-    return interval(found[1].mean(axis=1)[:, None] / unit, stats.mean)
 
 
 # -- what a method costs ----------------------------------------------------------------------------------------

@@ -38,14 +38,15 @@ def write(folder: Path, out: Path, options: Options, baseline: str | None = None
             raise UserError(f"--figure {name!r} is not in this report; {nearest(name, names)}")
     with writable(out, "--out"):
         out.mkdir(parents=True, exist_ok=True)
-        labels = [label for figure in report.figures for chart in figure.charts for label in chart.series]
         for figure in drawn:
             if not only or figure.name in only:
-                figures.write(figure, out / "figures", among=labels)
+                figures.write(figure, out / "figures", among=report.labels)
                 write_numbers(out / "figures" / f"{figure.name}.csv", figure)
         write_csv(out / "results.csv", collected)
         if compared:
             write_score_dict(out / "scores.json", compared.results, compared.scores, compared.scale)
+        else:
+            (out / "scores.json").unlink(missing_ok=True)  # of an earlier report
         replace_text(out / "headline.json", json.dumps(report.headline.as_json(), indent=1) + "\n")
         replace_text(out / "index.html", page.render(report))
     return report

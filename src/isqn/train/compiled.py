@@ -27,10 +27,10 @@ from isqn.envs.native import NativeEnvironment
 from isqn.experiments.config import Config
 from isqn.keys import device_key
 from isqn.train import checkpoint
-from isqn.train.loop import Epoch, Interrupted, empty_totals, means, metrics_columns, require_finite, save_best
+from isqn.train.loop import Epoch, empty_totals, means, metrics_columns, require_finite, save_best
 from isqn.train.progress import Progress, duration, memory_mb
 from isqn.train.record import EPISODE_COLUMNS, Table, Tracker, require_tables
-from isqn.types import Array, UserError
+from isqn.types import Array, Interrupted, UserError
 
 
 class LoopState(NamedTuple):

@@ -25,10 +25,10 @@ from isqn.envs.adapter import Environment
 from isqn.experiments.config import Config
 from isqn.keys import episode_seed, host_generator
 from isqn.train import checkpoint
-from isqn.train.loop import Epoch, Interrupted, empty_totals, means, metrics_columns, require_finite, save_best
+from isqn.train.loop import Epoch, empty_totals, means, metrics_columns, require_finite, save_best
 from isqn.train.progress import Progress, memory_mb
 from isqn.train.record import EPISODE_COLUMNS, Table, Tracker, require_tables
-from isqn.types import UserError
+from isqn.types import Interrupted, UserError
 
 
 @dataclass

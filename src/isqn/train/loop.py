@@ -21,10 +21,6 @@ from isqn.train import checkpoint
 from isqn.types import EnvSpec, UserError
 
 
-class Interrupted(Exception):
-    """Stopped on request, after saving."""
-
-
 class Diverged(UserError):
     """A number that is not finite."""
 
