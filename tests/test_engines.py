@@ -14,6 +14,7 @@ import pytest
 
 from isqn.cli import INTERRUPTED, main
 from isqn.experiments import drive, engines, worker
+from isqn.experiments.studies import find_study
 from isqn.experiments.study import Study, read_study
 from isqn.experiments.study import to_toml as study_toml
 from isqn.train import checkpoint, record, run
@@ -203,6 +204,29 @@ def test_a_failed_job_is_listed_with_its_log_and_holds_up_no_other(tmp_path, cap
     assert "Traceback" in log.read_text()
 
 
+class Deadly:
+    """An engine whose jobs are killed, as for want of memory."""
+
+    code = -9
+
+    def start(self, jobs):
+        return [(job, Deadly()) for job in jobs]
+
+    def poll(self):
+        return self.code
+
+    def close(self):
+        pass
+
+
+def test_a_job_that_is_killed_over_and_over_fails(tmp_path, capsys):
+    done = drive.train(STUDY.replace(seeds=(3,)), tmp_path, Deadly())
+    assert (done.finished, done.total, len(done.failed)) == (0, 1, 1)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[:-1] == ["isqn-Chain-v0--TB-DQN--3 was killed; it goes on from its checkpoint"] * engines.RETRIES
+    assert lines[-1].startswith("FAILED isqn-Chain-v0--TB-DQN--3: killed 4 times (log: ")
+
+
 def test_what_cannot_be_made_is_refused_before_anything_is_trained(tmp_path, capsys):
     study = STUDY.replace(tasks=({"env_id": "CartPool-v1"},))
     (tmp_path / "mine.toml").write_text(study_toml(study))
@@ -280,6 +304,17 @@ def test_a_worker_finds_out_what_is_left(tmp_path):
     assert record.read_summary(tmp_path / "seed-3")["trained_with"] == ["../seed-2", "."]
 
 
+def test_a_worker_deletes_no_checkpoint(tmp_path):
+    config = CELL.config.replace(loop="compiled", total_timesteps=500, epoch_steps=500, log_period_steps=250, seed=0)
+    (folder,) = run.start(config, tmp_path / "seed-0", quiet=True)
+    (folder / "summary.json").write_text("{")
+    with pytest.raises(
+        UserError, match=r"seed-0 has checkpoints and no summary\.json that can be read; move it away\."
+    ):
+        worker.train_job(config.replace(num_seeds=2), tmp_path)
+    assert checkpoint.steps(folder)
+
+
 def test_a_worker_waits_for_another_one(tmp_path, monkeypatch, capsys):
     config = CELL.config.replace(loop="compiled", total_timesteps=500, epoch_steps=500, log_period_steps=250)
     held = record.hold([tmp_path / "seed-0"])  # until the worker sleeps
@@ -298,6 +333,9 @@ def test_gpus_are_taken_in_turn(monkeypatch, tmp_path):
     assert [one["CUDA_VISIBLE_DEVICES"] for one in found] == ["0", "2", "0"]
     assert {one["XLA_PYTHON_CLIENT_MEM_FRACTION"] for one in found} == {"0.45"}  # two share the first
     assert engines.gpu_environment(0, 2, []) == {}
+    for hidden, seen in {"-1": [], "": [], "1,-1,2": ["1"]}.items():  # as CUDA reads it
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+        assert engines.visible_gpus() == seen
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 'GPU 0: A'\necho 'GPU 1: B'\n")
     (tmp_path / "nvidia-smi").chmod(0o755)
@@ -452,3 +490,20 @@ def test_the_estimate_of_a_dry_run(tmp_path, monkeypatch):
         ("iS-DQN K=9", 2, 2, 2 * 10 + 0.5 * 8_000),
     ]
     assert [row.parameters for row in rows] == [2 * (8 * 8 + 8 + 8 * 2 + 2), 8 * 8 + 8 + 10 * (8 * 2 + 2)]
+
+
+def test_a_dry_run_of_a_part_counts_nothing_of_the_whole(tmp_path, monkeypatch, capsys):
+    """It will have a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(drive.run, "seconds_per_step", lambda config: 0.5)
+    monkeypatch.setattr(drive, "share_cores", lambda workers: None)
+    cell = find_study("training-time", "mini").cells[0]
+    folder = cell.folder(Path("studies/training-time-mini"), 10)
+    record.create_run(folder, cell.config.replace(seed=10))
+    record.write_summary(folder, {"status": "finished", "trained_with": ["."]})
+    for words, left in (([], "17 of 18"), (["--seeds", "10"], "6 of 6")):
+        assert main(["study", "training-time", "--dry-run", *words]) == 0
+        assert f"{left} runs to train" in capsys.readouterr().out
+    begin(Path("studies/training-time-mini"), cell, 20)
+    assert main(["study", "training-time", "--dry-run"]) == 1
+    assert "has 1 runs that this study does not ask for" in capsys.readouterr().err

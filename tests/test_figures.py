@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from isqn.report import figures, style
 from isqn.report.charts import Chart, Figure, Series
-from isqn.types import UserError
 
 PAPER = ("TB-DQN", "TF-DQN", "iS-DQN K=1", "iS-DQN K=3", "iS-DQN K=9", "iS-DQN K=49")
 STEPS = np.array([1e6, 2e6, 3e6, 4e6])
@@ -321,14 +320,6 @@ def test_the_same_numbers_give_the_same_bytes(tmp_path, monkeypatch):
         assert one.read_bytes() == other.read_bytes(), one.suffix
 
 
-def test_without_matplotlib_one_sentence_says_what_to_install(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    figure = Figure("x", "", "", ())
-    for attempt in (lambda: figures.draw(figure), lambda: figures.write(figure, tmp_path)):
-        with pytest.raises(UserError, match=r'^Figures need matplotlib: pip install "isqn\[report\]"\.$'):
-            attempt()
-
-
 def test_importing_does_not_load_matplotlib():
     code = "import sys, isqn.report.figures; print('matplotlib' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -348,7 +339,7 @@ def test_the_schemes_of_the_paper_have_their_colours():
         "iS-DQN K=49": "#CC79A7",
         "ES-DQN N=9": "#D55E00",
     }
-    assert {dash.plotly for dash in style.dashes(PAPER).values()} == {"solid"}
+    assert {dash.plotly for _, dash in style.looks(PAPER).values()} == {"solid"}
     assert style.colours(["iS-CQL K=9"]) == {"iS-CQL K=9": "#009E73"}
 
 
@@ -384,12 +375,13 @@ def test_colour_blind_readers_tell_the_schemes_apart(reader):
 
 def test_a_suffix_keeps_the_colour_and_changes_the_dash():
     labels = ["TB-DQN", "TB-DQN, LN", "iS-DQN K=9, LN", "Meta iS-DQN K=9", "Meta iS-DQN K=9, LN", "TB-DQN, bfloat16"]
-    colours, dashes = style.colours(labels), style.dashes(labels)
+    looks = style.looks(labels)
+    colours = {label: colour for label, (colour, _) in looks.items()}
     assert colours["TB-DQN"] == colours["TB-DQN, LN"] == colours["TB-DQN, bfloat16"] == style.BLACK
     assert colours["iS-DQN K=9, LN"] == style.GREEN
     assert colours["Meta iS-DQN K=9"] == colours["Meta iS-DQN K=9, LN"] not in (style.BLACK, style.GREEN)
-    assert [dashes[label].plotly for label in labels] == ["solid", "dash", "dash", "solid", "dash", "dot"]
-    assert style.dashes(["TB-DQN", "TB-CQL"])["TB-CQL"].plotly == "dash"
+    assert [dash.plotly for _, dash in looks.values()] == ["solid", "dash", "dash", "solid", "dash", "dot"]
+    assert style.looks(["TB-DQN", "TB-CQL"])["TB-CQL"][1].plotly == "dash"
 
 
 def test_numbered_labels_go_from_dark_to_light_by_their_number():
@@ -424,7 +416,7 @@ LABELS = st.builds(
 @settings(max_examples=200)
 @given(st.lists(LABELS, max_size=60))
 def test_no_two_labels_share_colour_and_dash(labels):
-    colours, dashes = style.colours(labels), style.dashes(labels)
-    assert colours.keys() == dashes.keys() == set(labels)
+    looks = style.looks(labels)
+    assert looks.keys() == set(labels)
     for name in ("matplotlib", "plotly"):
-        assert len({(colours[label], getattr(dashes[label], name)) for label in colours}) == len(colours)
+        assert len({(colour, getattr(dash, name)) for colour, dash in looks.values()}) == len(looks)

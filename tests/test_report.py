@@ -466,6 +466,13 @@ def test_churn_without_a_target_free_agent_is_shown_as_it_is(tmp_path):
     assert (drawn.ylabel, drawn.reference) == ("target churn", None)
 
 
+def test_churn_with_two_target_free_agents_is_divided_by_neither(tmp_path):
+    other = {**TF, "name": "TF-DQN, other", "learning_rate": 0.5}
+    drawn = chart(probed(tmp_path, lambda *_: {"target_churn_held_out": [1, 2, 3]}, TB, TF, other), "target-churn")
+    assert points(drawn)["TF-DQN"] == [1, 2, 3]
+    assert drawn.ylabel == "target churn"
+
+
 def test_cosines_are_those_of_the_shared_agent_with_the_fewest_heads(tmp_path):
     def columns(cell, _):
         k = cell.config.num_bellman_iterations
@@ -514,16 +521,16 @@ def test_work_and_time_by_hand(tmp_path, monkeypatch):
     rates = {0: [1, 500, 500], 1: [1, 250, 9999]}  # the first row holds compiling
     folder = lay(
         tmp_path / "s",
-        study(TB, TF, settings={"total_timesteps": 1_800_000, "epoch_steps": 900_000}, flops=True),
+        study(TB, TF, flops=True),
         lambda *_: [1, 2],
         lambda _, seed: {"metrics": {"step": STEPS, "steps_per_second": rates[seed]}},
     )
     report = made(folder)
     flops, hours = figure(report, "work").charts
-    assert points(flops) == {"TB-DQN": [2], "TF-DQN": [3]}
-    assert points(hours) == {"TB-DQN": [1.5], "TF-DQN": [1.5]}  # 1 hour at 500 steps a second, 2 at 250
-    assert [hours.series["TB-DQN"].low[0], hours.series["TB-DQN"].high[0]] == [1, 2]
-    assert table(report, "Work").rows[0] == ("CartPole-v1", "TB-DQN", "2.0", "375", "1.50")
+    assert points(flops) == {"TB-DQN": [2e6], "TF-DQN": [3e6]}
+    for shown in hours.series.values():  # a million steps take 2,000 s at 500 a second, and 4,000 s at 250
+        assert np.concatenate([shown.low, shown.point, shown.high]) * 3600 == pytest.approx([2000, 3000, 4000])
+    assert table(report, "Work").rows[0] == ("CartPole-v1", "TB-DQN", "2.0", "375", "0.83")
 
 
 def test_sizes_of_networks_and_the_memory_of_processes(four_seeds):
@@ -687,6 +694,18 @@ def reported(four_seeds, tmp_path_factory):
     return SimpleNamespace(folder=four_seeds, out=out, report=write(four_seeds, out, Options()))
 
 
+@pytest.mark.parametrize("name", ["matplotlib", "plotly"])
+def test_without_its_libraries_nothing_is_written(name, four_seeds, tmp_path, monkeypatch):
+    monkeypatch.setattr("isqn.report.write.find_spec", lambda one: None if one == name else one)
+    for make in (
+        lambda: write(four_seeds, tmp_path, Options()),
+        lambda: watch(four_seeds, tmp_path, Options(), None, 1),
+    ):
+        with pytest.raises(UserError, match=rf'^The report needs {name}: pip install "isqn\[report\]"'):
+            make()
+    assert not list(tmp_path.iterdir())
+
+
 def test_what_is_written(reported):
     names = [f.name for f in reported.report.figures]
     assert names == ["auc", "curves", "profile", "improvement", "tasks", "parameters"]
@@ -704,7 +723,7 @@ def test_what_is_written(reported):
     text = (reported.out / "index.html").read_text()
     for words in ("Which is better?", "Exact configurations", "study.toml", "What ran and what did not", "Energy"):
         assert words in text
-    assert 'http-equiv="refresh"' not in text
+    assert '"refresh":null' in text
 
 
 def test_the_same_runs_give_the_same_bytes(reported, tmp_path):

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from dataclasses import asdict, dataclass, field, is_dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import tyro
@@ -256,7 +257,7 @@ class StudyOptions:
     seeds_per_job: int = SEEDS_PER_JOB
     """Seeds trained in one program, where the environment is written in JAX."""
     address: str | None = None
-    """Of a Ray cluster; none: one is started here."""
+    """Of a Ray cluster, which then decides how many jobs run at once; none: one is started here."""
     gpus: float = 0.0
     """GPUs of a Ray job."""
     cluster: Literal["slurm", "local"] = "slurm"
@@ -294,11 +295,15 @@ def study(argv: list[str]) -> int:
         value = getattr(args, name)
         if value is not None and value < 1:
             raise UserError(f"--{name.replace('_', '-')} is {value}; it must be at least 1.")
-    if args.out is None and (args.tasks or args.seeds) and not args.dry_run:
-        raise UserError("--tasks and --seeds make another study; give it a folder of its own by --out.")
-    out = args.out or Path("studies") / f"{asked.name}-{asked.scale}"
+    out = args.out
+    if out is None and not (args.tasks or args.seeds):
+        out = Path("studies") / f"{asked.name}-{asked.scale}"
     if args.dry_run:
-        return _dry_run(asked, out, args.workers or engines.default_workers(), args.seeds_per_job)
+        with TemporaryDirectory() as empty:  # what it would be for a part of a study
+            workers = args.workers or engines.default_workers()
+            return _dry_run(asked, out or Path(empty), workers, args.seeds_per_job)
+    if out is None:
+        raise UserError("--tasks and --seeds make another study; give it a folder of its own by --out.")
     if args.report:
         from isqn.report import write
 
@@ -357,7 +362,7 @@ class ReportOptions:
     baseline: str | None = None
     """The method that all are divided by, such as TB-DQN."""
     missing: Literal["fail", "drop", "truncate"] = "fail"
-    """If runs are missing or shorter: refuse, leave out their seeds, or cut all to the shortest."""
+    """If runs are missing or unfinished: refuse, leave out their seeds, or cut all to the shortest."""
     pool_protocols: bool = False
     """Compare runs of different protocols all the same."""
     figure: tuple[str, ...] = ()

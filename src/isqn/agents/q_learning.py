@@ -43,6 +43,7 @@ class Agent(NamedTuple):
     sync: Callable[[AgentState], AgentState]  # every D steps (i-QN)
     losses: Callable[..., tuple[Array, Any]]  # params, statistics, copies, batch -> loss of each pair, rest
     network: Network
+    refreshes: bool  # whether a refresh changes anything
 
 
 def make(config: Config, spec: EnvSpec) -> Agent:
@@ -131,7 +132,7 @@ def make(config: Config, spec: EnvSpec) -> Agent:
     def sync(state: AgentState) -> AgentState:
         return state._replace(copies=schemes.sync(state.params, state.copies))
 
-    return Agent(init, act, update, refresh, sync, pair_losses, network)
+    return Agent(init, act, update, refresh, sync, pair_losses, network, scheme.refreshes)
 
 
 def make_optimizer(config: Config) -> optax.GradientTransformation:

@@ -93,7 +93,7 @@ def observed(agent: Agent, config: Config, spec: EnvSpec) -> Agent:
     def refresh(state: AgentState) -> AgentState:
         return agent.refresh(state._replace(probe=state.params))
 
-    return agent._replace(init=init, update=update, refresh=refresh)
+    return agent._replace(init=init, update=update, refresh=refresh, refreshes=True)
 
 
 def gradient_cosine(a: Params, b: Params) -> Array:

@@ -304,8 +304,12 @@ def nearest(name: str, known: Iterable[str], otherwise: str = "") -> str:
 
 
 def nearest_setting(name: str, known: Iterable[str], otherwise: str) -> str:
-    """The same, of a setting that may be called as a short flag is."""
-    return f"did you mean {ALIASES[name]}?" if name in ALIASES else nearest(name, known, otherwise)
+    """The same, of a setting that may be called as a short flag is: `k` for `num_bellman_iterations`."""
+    for setting, hint in get_type_hints(Config, include_extras=True).items():
+        for mark in getattr(hint, "__metadata__", ()):
+            if f"--{name.replace('_', '-')}" in mark.aliases:
+                return f"did you mean {setting}?"
+    return nearest(name, known, otherwise)
 
 
 def nearest_path(path: Path) -> str:
@@ -316,14 +320,6 @@ def nearest_path(path: Path) -> str:
             near = difflib.get_close_matches(part.name, beside, 1)
             return f"; did you mean {part.parent / near[0]}?" if near else ""
     return ""
-
-
-ALIASES = {  # "k": "num_bellman_iterations"
-    alias.removeprefix("--").replace("-", "_"): name
-    for name, hint in get_type_hints(Config, include_extras=True).items()
-    for mark in getattr(hint, "__metadata__", ())
-    for alias in mark.aliases
-}
 
 
 def from_mapping(values: dict[str, Any], where: str, base: Config | None = None) -> Config:

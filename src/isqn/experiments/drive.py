@@ -120,17 +120,18 @@ def _keep_imports(study: Study, out: Path) -> Study:
     """A copy of each file that it imports, so that its runs stay together with what they were trained with."""
     kept = []
     for name in study.imports:
-        copy = out / "imports" / Path(name).name
-        if name.endswith(".py"):
-            text = Path(name).read_text()
-            if copy.is_file() and copy.read_text() != text and (out / "runs").is_dir():
-                raise UserError(
-                    f"imports: {name} is not what the runs in --out {out} were trained with, which is {copy}; "
-                    "choose another folder."
-                )
-            copy.parent.mkdir(exist_ok=True)
-            record.replace_text(copy, text)
-        kept.append(str(copy) if name.endswith(".py") else name)
+        if not name.endswith(".py"):  # a module that is installed
+            kept.append(name)
+            continue
+        copy, text = out / "imports" / Path(name).name, Path(name).read_text()
+        if copy.is_file() and copy.read_text() != text and (out / "runs").is_dir():
+            raise UserError(
+                f"imports: {name} is not what the runs in --out {out} were trained with, which is {copy}; "
+                "choose another folder."
+            )
+        copy.parent.mkdir(exist_ok=True)
+        record.replace_text(copy, text)
+        kept.append(str(copy))
     return study.replace(imports=tuple(kept))
 
 
@@ -156,6 +157,7 @@ class Planned(NamedTuple):
 
 def estimate(study: Study, out: Path, workers: int, seeds_per_job: int) -> list[Planned]:
     """What is left to train and how long it takes here: measured on the method with the most heads."""
+    _require_these_runs(study, out)
     share_cores(workers)
     measured: dict[tuple[object, ...], tuple[float, float]] = {}
     rows = {}
@@ -212,7 +214,8 @@ def _drive(pending: list[Job], engine: Engine, board: Board, should_stop: Callab
                 pending.append(job)
             else:
                 failed.append(job)
-                board.say(f"FAILED {job.name}: {last_line(job.log)} (log: {job.log})", always=True)
+                why = f"killed {attempts[job.name]} times" if code < 0 else last_line(job.log)
+                board.say(f"FAILED {job.name}: {why} (log: {job.log})", always=True)
         board.show(running.values(), len(pending), failed)
         if should_stop():
             _stop(running, board)

@@ -7,6 +7,7 @@ three run the same command in a process of its own, and its folder must be seen 
 from __future__ import annotations
 
 import importlib
+import itertools
 import math
 import os
 import shutil
@@ -14,7 +15,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -144,7 +145,8 @@ def _spawn(job: Job, environment: dict[str, str]) -> subprocess.Popen[bytes]:
 def visible_gpus() -> list[str]:
     """The names CUDA gives them, without starting a device."""
     if "CUDA_VISIBLE_DEVICES" in os.environ:
-        return [name for name in os.environ["CUDA_VISIBLE_DEVICES"].split(",") if name.strip()]
+        names = [name.strip() for name in os.environ["CUDA_VISIBLE_DEVICES"].split(",")]
+        return list(itertools.takewhile(lambda name: name and not name.startswith("-"), names))  # as CUDA reads it
     if shutil.which("nvidia-smi") is None:
         return []
     listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False).stdout
@@ -165,9 +167,10 @@ def gpu_environment(slot: int, slots: int, gpus: Sequence[str]) -> dict[str, str
 # -- what Ray and SLURM run on another machine ---------------------------------------------------------------
 
 
-def execute(job: Job) -> int:
+def execute(job: Job, begun: Callable[[subprocess.Popen[bytes]], None] = lambda _: None) -> int:
     """A job from beginning to end, as seen from the process that a scheduler gave us; its exit code."""
     process = _spawn(job, {})
+    begun(process)
     try:
         return _watch(process)
     finally:  # the scheduler may stop us by an exception in here
@@ -287,14 +290,12 @@ class Preemptible:
     process: subprocess.Popen[bytes] | None = None
 
     def __call__(self, job: Job) -> int:
-        self.process = _spawn(job, {})
-        child = self.process
+        return execute(job, self._begun)
+
+    def _begun(self, process: subprocess.Popen[bytes]) -> None:
+        self.process = process
         # submitit ignores SIGTERM, which is what `scancel` sends first
-        signal.signal(signal.SIGTERM, lambda *_: child.send_signal(signal.SIGTERM))
-        try:
-            return _watch(self.process)
-        finally:
-            _end(self.process)
+        signal.signal(signal.SIGTERM, lambda *_: process.send_signal(signal.SIGTERM))
 
     def checkpoint(self, job: Job) -> Any:
         """Called when the signal comes: let the run save, and queue the same again."""

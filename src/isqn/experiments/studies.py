@@ -251,7 +251,7 @@ MINI: dict[str, Table] = {
             "learning_starts": 200,
             "buffer_size": 5_000,
         },
-        "seeds": (10,),
+        "seeds": (10, 11, 12),
         "flops": True,
     },
 }

@@ -169,12 +169,13 @@ class Study:
             _require_folder_name(cell.method, f"{where}: the name of a method")
         _require_different([cell.method for cell in first], f"{where}: the methods", "give one of them another `name`")
         for panel in dict.fromkeys(cell.panel for cell in first):
-            names = [cell.in_panel for cell in first if cell.panel == panel]
+            cells = [cell for cell in first if cell.panel == panel]
+            names = [cell.in_panel for cell in cells]
             here = f"{where}, {panel}" if panel else where
             _require_different(names, f"{here}: the methods", "give one of them another `name`")
             _require_one_of(names, self.baseline, f"{here}: baseline", "a method")
-            lines = {cell.line for cell in first if cell.panel == panel and cell.position is not None}
-            across = [cell.line for cell in first if cell.panel == panel and cell.position is None]
+            lines = dict.fromkeys(cell.line for cell in cells if cell.position is not None)
+            across = [cell.line for cell in cells if cell.position is None]
             _require_different([*across, *lines], f"{here}: the lines", "give one of them another `name`")
         if self.along and all(cell.position is None for cell in first):
             raise UserError(f"{where}: along is {self.along!r}, and no method has a list of it.")

@@ -54,7 +54,7 @@ def _stop_with_parent() -> None:
 
 def train_job(config: Config, method_dir: Path) -> None:
     """Train all seeds of a job to the end, whatever was there before; wait for another process that is at it."""
-    from isqn.train import record, run
+    from isqn.train import checkpoint, record, run
 
     def folder(seed: int) -> Path:
         return seed_dir(method_dir, seed)
@@ -72,6 +72,8 @@ def train_job(config: Config, method_dir: Path) -> None:
             if begun(first):
                 run.resume(folder(first))
             else:
+                for lost in (folder(seed) for seed in together if checkpoint.steps(folder(seed))):
+                    raise UserError(f"{lost} has checkpoints and no summary.json that can be read; move it away.")
                 new = config.replace(seed=first, num_seeds=len(together))
                 # a folder that a kill left half made holds nothing yet
                 run.start(new, method_dir if len(together) > 1 else folder(first), overwrite=True)

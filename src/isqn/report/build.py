@@ -337,19 +337,20 @@ def _parameters(collected: Collected) -> Iterator[Figure]:
 
 
 def _work(rows: list[tables.Work]) -> Iterator[Figure]:
-    """FLOPs of an update, and the time of training, from the speed that was measured during it."""
+    """FLOPs of an update, and the time that steps take, from the speed that was measured during training."""
     flops, hours = {}, {}
     for row in rows:
         name = row.method if len({other.task for other in rows}) == 1 else f"{row.method}, {row.task}"
-        flops[name] = Series(np.array([row.flops / 1e6]))
+        flops[name] = Series(np.array([row.flops]))
         if row.rates:
-            hours[name] = Series(*(np.array([measure(row.hours)]) for measure in (np.median, np.min, np.max)))
+            measures = (np.median, np.min, np.max) if len(row.rates) > 1 else (np.median,)
+            hours[name] = Series(*(np.array([measure(row.hours)]) for measure in measures))
     charts = [
-        Chart("bars", flops, title="work of an update", ylabel="million FLOPs"),
-        Chart("bars", hours, title="time of training", ylabel="hours"),
+        Chart("bars", flops, title="work of an update", ylabel="FLOPs"),
+        Chart("bars", hours, title="time of a million steps", ylabel="hours"),
     ]
     about = (
-        "FLOPs as the compiler counts them. Hours of one seed at the median speed of its run: the median over seeds, "
-        "and the fastest and the slowest."
+        "FLOPs as the compiler counts them. Hours at the median speed of a run: the median over runs, and the fastest "
+        "and the slowest."
     )
     yield from _if_any("work", "Work and time", about, charts)

@@ -68,12 +68,12 @@ class Collected:
         return (tables[0]["frame"][:shortest][known], values[:, known]) if known.any() else None
 
     def churn(self, task: str, cell: Cell) -> tuple[np.ndarray, np.ndarray] | None:
-        """The same of the target churn, divided by that of the panel's target-free agent wherever there is one."""
+        """The same of the target churn, divided by that of the panel's target-free agent if each panel has one."""
         name = "target_churn_held_out"
         mine = self.recorded(task, cell.method, name)
         if not (mine and self.target_free):
             return mine
-        free = self.recorded(task, self.target_free.get(cell.panel, ""), name)
+        free = self.recorded(task, self.target_free[cell.panel], name)
         if not free:
             return None
         x, here, there = np.intersect1d(mine[0], free[0], return_indices=True)
@@ -81,8 +81,10 @@ class Collected:
 
     @cached_property
     def target_free(self) -> dict[str, str]:
-        """Panel -> its target-free method."""
-        return {cell.panel: method for method, cell in self.methods.items() if cell.config.scheme == "target-free"}
+        """Panel -> its only target-free method; nothing if a panel has none, or several."""
+        free = [cell for cell in self.methods.values() if cell.config.scheme == "target-free"]
+        found = {cell.panel: cell.method for cell in free}
+        return found if len(free) == len(found) == len(self.panels) else {}
 
     @property
     def going(self) -> int:

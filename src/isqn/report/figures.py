@@ -12,7 +12,6 @@ import numpy as np
 
 from isqn.report import charts, style
 from isqn.report.style import STYLE
-from isqn.types import UserError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -272,8 +271,6 @@ def _value(value: float) -> str:
 
 def _settings() -> Any:
     """Ours on top of matplotlib's own, whatever the reader's file of settings says."""
-    try:
-        from matplotlib import style as of_matplotlib
-    except ImportError:
-        raise UserError('Figures need matplotlib: pip install "isqn[report]".') from None
+    from matplotlib import style as of_matplotlib
+
     return of_matplotlib.context(["default", STYLE])

@@ -21,8 +21,8 @@ from isqn.types import UserError
 SEEDS = ""  # the name of the button for single seeds; no label is empty
 LONG = 32  # letters of a cell that may be broken into lines
 BAR, FRAME = 26, 64  # pixels of one bar, and of what is around the bars
-NUMBER = re.compile(r"[\[(<>≈~]?\s*[+\-−]?\.?\d")
-NOTHING = ("", "-", "–", "—", "nan", "inf", "n/a")
+NUMBER = re.compile(r"-?\d")
+NOTHING = ("", "nan")
 
 
 def render(report: Report, *, refresh_seconds: int | None = None) -> str:
@@ -75,10 +75,8 @@ def render(report: Report, *, refresh_seconds: int | None = None) -> str:
 
 
 def _plotly() -> str:
-    try:
-        from plotly.offline import get_plotlyjs
-    except ImportError:
-        raise UserError('The page needs plotly: pip install "isqn[report]".') from None
+    from plotly.offline import get_plotlyjs  # slow to import
+
     return get_plotlyjs()
 
 
@@ -97,10 +95,11 @@ def _notes(notes: Iterable[str]) -> str:
 
 def _table(table: Table, name: str = "") -> str:
     """Columns of numbers stand to the right; a table that is too wide or too long scrolls in its box."""
-    columns = [[row[index] for row in table.rows] for index in range(len(table.columns))]
+    words = table.rows
+    columns = [[row[index] for row in words] for index in range(len(table.columns))]
     kinds = ["number" if _is_numeric(column) else "text" for column in columns]
     head = "".join(_cell("th", *pair) for pair in zip(table.columns, kinds, strict=True))
-    rows = [f"<tr>{''.join(_cell('td', *pair) for pair in zip(row, kinds, strict=True))}</tr>\n" for row in table.rows]
+    rows = [f"<tr>{''.join(_cell('td', *pair) for pair in zip(row, kinds, strict=True))}</tr>\n" for row in words]
     title = escape(table.title)
     return f"""<section class="table {name}">
 <h2>{title}</h2>
@@ -203,7 +202,7 @@ def _chart(chart: Chart, looks: style.Looks) -> dict[str, Any]:
         "ylabel": chart.ylabel,
         "logX": chart.log_x,
         "ticks": _numbers(apart(across, 0.11, chart.log_x)) if ticks else None,
-        "reference": None if chart.reference is None else _numbers(np.array([chart.reference]))[0],
+        "reference": chart.reference,
         "series": [
             {"label": label, "colour": colour, "dash": dash.plotly, "hatch": dash.hatch}
             | _columns(chart, label, series, across)
@@ -236,7 +235,7 @@ def _x(series: Series) -> np.ndarray:
 def _across(chart: Chart) -> np.ndarray:
     """Every x of a panel, so that a level can be hovered wherever a line can."""
     grids = [_x(series) for series in chart.series.values()]
-    x = np.unique(np.concatenate([grid for grid in grids if len(grid) > 1] or grids or [np.ones(1)]))
+    x = np.unique(np.concatenate([grid for grid in grids if len(grid) > 1] or grids))
     return x if len(x) > 1 else x + np.array([-0.5, 0, 0.5]) * (np.abs(x) if x.any() else 1)
 
 

@@ -98,8 +98,8 @@ def colours(labels: Iterable[str]) -> dict[str, str]:
     return {label: found[_name(label)] for label in labels}
 
 
-def dashes(labels: Iterable[str]) -> dict[str, Dash]:
-    """Label -> dash: the same for the same suffix where possible, and never the same twice with one colour."""
+def looks(labels: Iterable[str]) -> Looks:
+    """Label -> colour and dash: the same dash for the same suffix where possible, never twice with one colour."""
     chosen = colours(labels := list(labels))
     suffixes = sorted(dict.fromkeys(map(_suffix, labels)), key=bool)  # what has none comes first: solid
     taken: dict[tuple[str, int], str] = {}
@@ -108,13 +108,7 @@ def dashes(labels: Iterable[str]) -> dict[str, Dash]:
         while (chosen[label], number) in taken:
             number += 1
         taken[chosen[label], number] = label
-    return {label: _dash(number) for (_, number), label in taken.items()}
-
-
-def looks(labels: Iterable[str]) -> Looks:
-    """Label -> colour and dash."""
-    chosen, broken = colours(labels := list(labels)), dashes(labels)
-    return {label: (chosen[label], broken[label]) for label in labels}
+    return {label: (colour, _dash(number)) for (colour, number), label in taken.items()}
 
 
 def _name(label: str) -> str:

@@ -143,7 +143,7 @@ class Work(NamedTuple):
     method: str
     flops: float  # of an update
     rates: list[float]  # steps a second, of each run
-    hours: np.ndarray  # that one seed takes at these rates
+    hours: np.ndarray  # for a million steps, at these rates
 
 
 def work(collected: Collected) -> list[Work]:
@@ -152,8 +152,7 @@ def work(collected: Collected) -> list[Work]:
         spec = spec_of(cell.config)
         flops = _flops(cell.config, spec) if spec else math.nan
         rates = [rate for one in collected.of(cell.task, cell.method) if (rate := steps_per_second(one))]
-        hours = cell.config.total_timesteps / np.array(rates) / 3600
-        rows.append(Work(cell.task, cell.method, flops, rates, hours))
+        rows.append(Work(cell.task, cell.method, flops, rates, 1e6 / np.array(rates) / 3600))
     return rows
 
 
@@ -168,8 +167,8 @@ def work_table(rows: Iterable[Work]) -> Table:
         )
         for row in rows
     ]
-    about = "FLOPs as the compiler counts them. Steps a second of all seeds of a program, hours of one seed: medians."
-    return Table("Work", ("task", "method", "MFLOP an update", "steps/s", "hours"), tuple(cells), about)
+    about = "FLOPs as the compiler counts them. Steps are those of all seeds of a program; medians over its runs."
+    return Table("Work", ("task", "method", "MFLOP an update", "steps/s", "hours a million steps"), tuple(cells), about)
 
 
 def steps_per_second(one: Run) -> float | None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import time
+from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from isqn.analysis.results import write_score_dict
 from isqn.experiments.config import nearest
@@ -21,14 +24,15 @@ __all__ = ["Options", "require_libraries", "watch", "write"]
 
 
 def require_libraries() -> None:
-    """Before hours of training rather than after them."""
+    """Before hours of training, or before half of the files are written."""
     for name in ("matplotlib", "plotly"):
         if find_spec(name) is None:
-            raise UserError(f'The report needs {name}: pip install "isqn[report]", or take --no-report.')
+            raise UserError(f'The report needs {name}: pip install "isqn[report]" (`isqn study --no-report` does not).')
 
 
 def write(folder: Path, out: Path, options: Options, baseline: str | None = None, only: tuple[str, ...] = ()) -> Report:
     """index.html, figures/, results.csv, scores.json and headline.json."""
+    require_libraries()
     collected = collect(folder, baseline)
     report, compared = build(collected, options)
     drawn = [figure for figure in (overview(report), *report.figures) if figure]
@@ -38,9 +42,10 @@ def write(folder: Path, out: Path, options: Options, baseline: str | None = None
             raise UserError(f"--figure {name!r} is not in this report; {nearest(name, names)}")
     with writable(out, "--out"):
         out.mkdir(parents=True, exist_ok=True)
+        labels = report.labels
         for figure in drawn:
             if not only or figure.name in only:
-                figures.write(figure, out / "figures", among=report.labels)
+                figures.write(figure, out / "figures", among=labels)
                 write_numbers(out / "figures" / f"{figure.name}.csv", figure)
         write_csv(out / "results.csv", collected)
         if compared:
@@ -54,30 +59,35 @@ def write(folder: Path, out: Path, options: Options, baseline: str | None = None
 
 def write_csv(path: Path, collected: Collected) -> None:
     """One row for each epoch of each run: what the figures of returns are made from."""
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(("study", "task", "protocol", "method", "seed", "epoch", "step", "mean_return", "finished"))
-        for one in collected.runs:
-            whose = (collected.name, one.task, one.protocol, one.method, one.config.seed)
-            for epoch, value in enumerate(one.returns):
-                finished = "yes" if one.finished else "no"
-                writer.writerow((*whose, epoch, one.config.epoch_end(epoch), f"{value:.9g}", finished))
+    rows = []
+    for one in collected.runs:
+        whose = (collected.name, one.task, one.protocol, one.method, one.config.seed)
+        for epoch, value in enumerate(one.returns):
+            rows.append((*whose, epoch, one.config.epoch_end(epoch), f"{value:.9g}", "yes" if one.finished else "no"))
+    header = ("study", "task", "protocol", "method", "seed", "epoch", "step", "mean_return", "finished")
+    _write_rows(path, header, rows)
 
 
 def write_numbers(path: Path, figure: Figure) -> None:
     """What a figure shows, to draw it another way: a row for each point of each of its lines and bars."""
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(("panel", "label", "x", "point", "low", "high"))
-        for chart in figure.charts:
-            for label, series in chart.series.items():
-                columns = [series.x, series.point, series.low, series.high]
-                for values in zip(*(("",) * len(series.point) if c is None else c for c in columns), strict=True):
-                    writer.writerow((chart.title, label, *(v if v == "" else f"{v:.9g}" for v in values)))
+    rows = []
+    for chart in figure.charts:
+        for label, series in chart.series.items():
+            columns = [series.x, series.point, series.low, series.high]
+            for values in zip(*(("",) * len(series.point) if c is None else c for c in columns), strict=True):
+                rows.append((chart.title, label, *(v if v == "" else f"{v:.9g}" for v in values)))
+    _write_rows(path, ("panel", "label", "x", "point", "low", "high"), rows)
+
+
+def _write_rows(path: Path, header: tuple[str, ...], rows: Iterable[tuple[Any, ...]]) -> None:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([header, *rows])
+    replace_text(path, text.getvalue())
 
 
 def watch(folder: Path, out: Path, options: Options, baseline: str | None, seconds: float) -> None:
     """The page alone, made anew until every run has finished."""
+    require_libraries()
     while True:
         collected = collect(folder, baseline)
         report, _ = build(collected, options, watching=True)

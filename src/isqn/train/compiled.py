@@ -123,7 +123,7 @@ def make_loop(config: Config, agent: Agent, env: NativeEnvironment, replay: Devi
             state, metrics = jax.vmap(learn, in_axes=(0, None))(state, step)
             totals = jax.tree.map(jnp.add, totals, metrics)
             refreshed = step % config.target_update_period == 0
-            if scheme.refreshes or config.analysis:  # which keeps the network of the last refresh
+            if agent.refreshes:
                 state = on_agents(agent.refresh, refreshed, state)
             if scheme.num_copies > 1:
                 state = on_agents(agent.sync, ~refreshed & (step % config.target_sync_period == 0), state)

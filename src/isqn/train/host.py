@@ -159,8 +159,7 @@ def train(
                     state, totals = call.update(state, totals, batch)
                     count.updates += 1
                     count.logged_updates += 1
-                refreshes = scheme.refreshes or config.analysis  # which keeps the network of the last refresh
-                if refreshes and count.step % config.target_update_period == 0:
+                if agent.refreshes and count.step % config.target_update_period == 0:
                     state = call.refresh(state)
                 elif scheme.num_copies > 1 and count.step % config.target_sync_period == 0:
                     state = call.sync(state)
