@@ -289,6 +289,9 @@ def test_an_ablation_over_heads_by_width(tmp_path):
     assert (second.title, points(second)) == ("width x2", {"TF-DQN": [1], "iS-DQN": [1.5, 2.5]})
     assert second.series["iS-DQN"].x.tolist() == [1, 3]
     assert second.xlabel == "K"
+    first, second = figure(report, "ablation-tasks").charts  # as the environment counts
+    assert (first.title, points(first)) == ("CartPole-v1, width x1", {"TF-DQN": [1], "iS-DQN": [2, 4]})
+    assert (second.title, points(second)) == ("CartPole-v1, width x2", {"TF-DQN": [2], "iS-DQN": [3, 5]})
     assert_drawn(report)
 
 

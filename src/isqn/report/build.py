@@ -17,7 +17,7 @@ from isqn.experiments.study import to_toml as study_toml
 from isqn.report import tables
 from isqn.report.charts import Chart, Figure, Report, Series
 from isqn.report.collect import Collected
-from isqn.report.compare import Comparison, compare, interval, profile
+from isqn.report.compare import Comparison, compare, interval, mean_return, profile
 from isqn.types import UserError
 
 MOST_LINES = 10  # in one panel of curves
@@ -116,7 +116,10 @@ def _of_all(collected: Collected, compared: Comparison) -> Iterator[Figure]:
     aucs, panels = compared.aucs, collected.panels
     about = f"Area under the learning curve, divided by that of {collected.baseline}. {compared.words}"
     if collected.study and collected.study.along:
-        charts = [_ablation(title, panel, collected.study.along, compared) for title, panel in panels.items()]
+        charts = [
+            _ablation(title, panel, collected.study.along, aucs, "normalised AUC", 1.0)
+            for title, panel in panels.items()
+        ]
         yield Figure("ablation", "Ablation", about, tuple(charts))
     else:
         charts = [
@@ -164,22 +167,30 @@ def _bars(values: dict[str, Interval], ylabel: str, reference: float, title: str
     return Chart("bars", series, title=title, ylabel=ylabel, reference=reference)
 
 
-def _ablation(title: str, panel: dict[str, Cell], along: str, compared: Comparison) -> Chart:
+def _ablation(
+    title: str,
+    panel: dict[str, Cell],
+    along: str,
+    values: dict[str, Interval],
+    ylabel: str,
+    reference: float | None = None,
+) -> Chart:
     """Lines along what varies; what does not depend on it is a level."""
     lines: dict[str, dict[float, Interval]] = {}
     series = {}
     for cell in panel.values():
-        value = compared.aucs[cell.method]
+        if cell.method not in values:
+            continue
         if cell.position is None:
-            series[cell.line] = _line(None, value)
+            series[cell.line] = _line(None, values[cell.method])
         else:
-            lines.setdefault(cell.line, {})[cell.position] = value
+            lines.setdefault(cell.line, {})[cell.position] = values[cell.method]
     for name, points in lines.items():
         x = sorted(points)
         series[name] = _line(np.array(x), Interval(*np.array([points[position] for position in x]).T))
     label = LABELS.get(along, along.replace("_", " "))
     log_x = all(position > 0 for points in lines.values() for position in points)
-    return Chart("lines", series, title=title, xlabel=label, ylabel="normalised AUC", log_x=log_x, reference=1.0)
+    return Chart("lines", series, title=title, xlabel=label, ylabel=ylabel, log_x=log_x, reference=reference)
 
 
 def _common_axis(configs: list[Config], epochs: int) -> tuple[np.ndarray, str]:
@@ -207,6 +218,16 @@ def _is_atari(task: str) -> bool:
 
 
 def _of_tasks(collected: Collected, remark: str) -> Iterator[Figure]:
+    if collected.study and collected.study.along:
+        charts = []
+        for task in collected.tasks:
+            found = {method: mean_return(collected, task, method) for method in collected.methods}
+            means = {method: value for method, value in found.items() if value}
+            for title, panel in collected.panels.items():
+                name = f"{task}, {title}" if title else task
+                charts.append(_ablation(name, panel, collected.study.along, means, "mean return over training"))
+        about = f"Over seeds and epochs, as the environment counts, with 95 % intervals. {remark}"
+        yield from _if_any("ablation-tasks", "Ablation, task by task", about, charts)
     if len(collected.methods) > MOST_LINES:
         return
     charts = []

@@ -83,6 +83,12 @@ def interval(scores: np.ndarray, statistic: stats.Statistic = stats.iqm) -> Inte
     return _of_seeds(stats.interval(scores, statistic), len(scores))
 
 
+def mean_return(collected: Collected, task: str, method: str) -> Interval | None:
+    """Over seeds and epochs, as the environment counts."""
+    means = [np.mean(one.returns) for one in collected.of(task, method) if one.returns]
+    return interval(np.array(means)[:, None], stats.mean) if means else None
+
+
 def profile(scores: np.ndarray, thresholds: np.ndarray) -> Interval:
     return _of_seeds(stats.performance_profile(scores, thresholds), len(scores))
 

@@ -18,7 +18,7 @@ from isqn.experiments.config import Config
 from isqn.experiments.study import Cell
 from isqn.report.charts import Table
 from isqn.report.collect import Collected
-from isqn.report.compare import Comparison, interval
+from isqn.report.compare import Comparison, interval, mean_return
 from isqn.train import run
 from isqn.train.progress import duration
 from isqn.types import EnvSpec, UserError
@@ -53,13 +53,9 @@ def headline(collected: Collected, compared: Comparison) -> Table:
 
 
 def by_task(collected: Collected, remark: str) -> Table:
-    rows = []
-    for method in collected.methods:
-        cells = []
-        for task in collected.tasks:
-            means = [np.mean(one.returns) for one in collected.of(task, method) if one.returns]
-            cells.append(interval(np.array(means)[:, None], stats.mean) if means else None)
-        rows.append((method, *cells))
+    rows = [
+        (method, *(mean_return(collected, task, method) for task in collected.tasks)) for method in collected.methods
+    ]
     about = (
         f"Over seeds and epochs, as the environment counts, with 95 % intervals if there are several seeds. {remark}"
     )
