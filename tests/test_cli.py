@@ -431,8 +431,11 @@ def test_ctrl_c_is_silent(monkeypatch, capsys):
     def stop(*args, **kwargs):
         raise KeyboardInterrupt
 
+    codes = []
     monkeypatch.setattr(run, "start", stop)
-    assert main(["train", "--quiet"]) == 130
+    monkeypatch.setattr("isqn.cli.os._exit", codes.append)
+    main(["train", "--quiet"])
+    assert codes == [130]
     assert capsys.readouterr() == ("", "")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import shutil
 import signal
 import subprocess
 import sys
@@ -286,6 +287,11 @@ def test_seeds_of_a_job(tmp_path):
         return [[job.config.seed + i for i in range(job.config.num_seeds)] for job in jobs]
 
     assert seeds(drive.jobs(study, tmp_path, seeds_per_job=3)) == [[1, 2], [0], [3], [5, 6, 7], [8]]
+    shutil.rmtree(cell.folder(tmp_path, 2))
+    with pytest.raises(
+        UserError, match=r"seed-1 was begun in one program with seed-2, which is not there any more; move"
+    ):
+        drive.jobs(study, tmp_path)
     on_host = study.replace(settings={"loop": "host"})
     assert seeds(drive.jobs(on_host, tmp_path / "new")) == [[seed] for seed in study.seeds]
 
@@ -302,6 +308,20 @@ def test_a_worker_finds_out_what_is_left(tmp_path):
     assert [record.run_state(tmp_path / f"seed-{seed}") for seed in range(4)] == ["finished"] * 4
     assert (tmp_path / "seed-0" / "episodes.csv").stat().st_mtime_ns == before
     assert record.read_summary(tmp_path / "seed-3")["trained_with"] == ["../seed-2", "."]
+
+
+def test_an_error_of_any_kind_is_the_last_line_of_a_log(tmp_path, monkeypatch, capsys):
+    def fail(*_):
+        error = ValueError("in my own loss")
+        error.add_note("JAX has removed its frames.")
+        raise error
+
+    monkeypatch.setattr(worker, "train_job", fail)
+    monkeypatch.setattr(worker, "_stop_with_parent", lambda: None)
+    (tmp_path / "job.toml").write_text("")
+    assert worker.main([str(tmp_path / "job.toml"), str(tmp_path)]) == worker.FAILED
+    (tmp_path / "log").write_text(capsys.readouterr().err)
+    assert drive.last_line(tmp_path / "log") == "ValueError: in my own loss"
 
 
 def test_a_worker_deletes_no_checkpoint(tmp_path):
@@ -402,6 +422,10 @@ def test_the_table_of_progress(tmp_path):
         (["--workers", "0"], "--workers is 0; it must be at least 1."),
         (["--seeds-per-job", "0"], "--seeds-per-job is 0; it must be at least 1."),
         (["--engine", "slrm"], "--engine is 'slrm'; did you mean slurm?"),
+        (["--slurm", "slurm_partition=cpu"], "--slurm is for --engine slurm, and the engine is local."),
+        (["--cluster", "local", "--engine", "ray"], "--cluster is for --engine slurm, and the engine is ray."),
+        (["--address", "auto"], "--address is for --engine ray, and the engine is local."),
+        (["--engine", "ray", "--gpus", "1"], "--gpus is 1; it must be from 0 to the 0 GPUs of this machine."),
         (["--engine", "slurm", "--slurm", "partition"], "--slurm 'partition' is not of the form KEY=VALUE"),
         (["--engine", "slurm", "--cluster", "local", "--slurm", "partitoin=x"], "--slurm: "),
         (["--engine", "slurm"], "--engine slurm cannot start: "),

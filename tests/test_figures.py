@@ -326,6 +326,11 @@ def test_importing_does_not_load_matplotlib():
     assert done.stdout == "False\n"
 
 
+def test_a_dollar_in_a_name_is_a_dollar(tmp_path):
+    figures.write(Figure("a", "$x^{", "", (Chart("bars", {"a $x^{ b$": Series(np.ones(1))}, "$_$"),)), tmp_path)
+    assert "$" in (tmp_path / "a.svg").read_text()
+
+
 # --- colours and dashes
 
 

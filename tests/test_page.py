@@ -309,6 +309,12 @@ def test_what_is_drawn_of_bars_levels_and_references(visit):
     assert paths.nth(1).bounding_box()["height"] < 2
 
 
+def test_every_bar_has_its_label(visit):
+    labels = [f"iS-DQN K={k}, no LN, lr=0.001" for k in range(1, 14)]
+    tab = visit(make(Chart("bars", {label: Series(numbers(1)) for label in labels})))
+    assert chart(tab, 0).locator(".ytick text").count() == len(labels)
+
+
 def test_gaps_are_null_and_part_lines_and_bands(visit):
     """Twelve points without the 4th, the 6th and the 7th: two stretches, and the 5th alone, which is marked."""
     y = np.arange(12.0)

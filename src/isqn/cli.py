@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 import tyro
 
 from isqn import __version__
-from isqn.experiments.config import MOST_SEED, Config, nearest, read_toml
+from isqn.experiments.config import MOST_SEED, Config, nearest, read_toml, slug
 from isqn.experiments.presets import AGENTS, PRESETS, preset_config, preset_for
 from isqn.experiments.worker import INTERRUPTED, SEEDS_PER_JOB
 from isqn.train.progress import say
@@ -297,7 +297,7 @@ def study(argv: list[str]) -> int:
             raise UserError(f"--{name.replace('_', '-')} is {value}; it must be at least 1.")
     out = args.out
     if out is None and not (args.tasks or args.seeds):
-        out = Path("studies") / f"{asked.name}-{asked.scale}"
+        out = Path("studies") / slug(f"{asked.name}-{asked.scale}")
     if args.dry_run:
         with TemporaryDirectory() as empty:  # what it would be for a part of a study
             workers = args.workers or engines.default_workers()
@@ -735,7 +735,8 @@ def main(argv: list[str] | None = None) -> int:
         say(f"isqn: {error}")
         return USAGE if isinstance(error, UsageError) else 1
     except KeyboardInterrupt:
-        return 130
+        sys.stdout.flush()
+        os._exit(130)  # if XLA is at work in a thread, it would crash where Python ends around it
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

@@ -52,6 +52,10 @@ def jobs_of(cell: Cell, study: Study, out: Path, seeds_per_job: int) -> list[Job
 def _begun_together(folder: Path) -> tuple[int, ...]:
     """The seeds of its program; none if it has not begun."""
     others = record.read_summary(folder).get("trained_with", ())
+    for gone in (other for other in others if not (folder / other / "config.toml").is_file()):
+        raise UserError(
+            f"{folder} was begun in one program with {Path(gone).name}, which is not there any more; move it away too."
+        )
     return tuple(sorted(read_toml((folder / other).resolve() / "config.toml").seed for other in others))
 
 
@@ -124,10 +128,10 @@ def _keep_imports(study: Study, out: Path) -> Study:
             kept.append(name)
             continue
         copy, text = out / "imports" / Path(name).name, Path(name).read_text()
-        if copy.is_file() and copy.read_text() != text and (out / "runs").is_dir():
+        if copy.is_file() and copy.read_text() != text and any(out.glob("runs/*/*/*/config.toml")):
             raise UserError(
                 f"imports: {name} is not what the runs in --out {out} were trained with, which is {copy}; "
-                "choose another folder."
+                "choose another folder, or delete that file if no run that you keep needs it."
             )
         copy.parent.mkdir(exist_ok=True)
         record.replace_text(copy, text)

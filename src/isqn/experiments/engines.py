@@ -212,6 +212,9 @@ class Ray:
         except (OSError, ValueError, RuntimeError) as error:
             what = f"--address {address} is not a Ray cluster that answers" if address else "Ray cannot be started here"
             raise UserError(f"{what}: {error}.") from None
+        there = self._ray.cluster_resources().get("GPU", 0)
+        if not 0 <= gpus <= (math.inf if address else there):  # a cluster may grow
+            raise UserError(f"--gpus is {gpus:g}; it must be from 0 to the {there:g} GPUs of this machine.")
         self._task = self._ray.remote(num_cpus=1, num_gpus=gpus, max_retries=0)(execute)
 
     def start(self, jobs: Sequence[Job]) -> Sequence[tuple[Job, RayHandle]]:
@@ -337,17 +340,25 @@ def make(
     name: str, out: Path, workers: int | None, address: str | None, gpus: float, cluster: str, parameters: Sequence[str]
 ) -> Engine:
     """By the words of the command line."""
+    for flag, given, needed in (
+        ("--address", address is not None, "ray"),
+        ("--gpus", gpus != 0, "ray"),
+        ("--cluster", cluster != "slurm", "slurm"),
+        ("--slurm", bool(parameters), "slurm"),
+    ):
+        if given and name != needed:
+            raise UserError(f"{flag} is for --engine {needed}, and the engine is {name}.")
     if name == "local":
         return Local(workers or default_workers())
     if name == "ray":
         return Ray(workers or default_workers(), address, gpus)
-    given: dict[str, Any] = {"slurm_array_parallelism": workers} if workers and cluster != "local" else {}
+    more: dict[str, Any] = {"slurm_array_parallelism": workers} if workers and cluster != "local" else {}
     for word in parameters:
         key, equals, value = word.partition("=")
         if not equals:
             raise UserError(f"--slurm {word!r} is not of the form KEY=VALUE, such as slurm_partition=cpu.")
-        given[key] = int(value) if value.lstrip("-").isdigit() else value
-    return Slurm(out / "logs" / "submitit", workers or default_workers(), cluster, given)
+        more[key] = int(value) if value.lstrip("-").isdigit() else value
+    return Slurm(out / "logs" / "submitit", workers or default_workers(), cluster, more)
 
 
 def default_workers() -> int:

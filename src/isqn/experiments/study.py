@@ -315,7 +315,7 @@ def _require_different(names: list[str], what: str, cure: str) -> None:
 
 
 def _require_folder_name(name: str, what: str) -> None:
-    if not (name.strip(". ") and name.isprintable() and len(name.encode()) <= 100):
+    if not (name.strip(". /") and name.isprintable() and len(name.encode()) <= 100):
         raise UserError(f"{what} is {name!r}; it must be a text that can name a folder, of at most 100 bytes.")
 
 

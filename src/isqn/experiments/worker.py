@@ -26,7 +26,8 @@ SEEDS_PER_JOB = 5  # in one compiled program; beyond this a core does no more wo
 
 
 def command(job_file: Path, method_dir: Path, imports: Iterable[str]) -> list[str]:
-    return [sys.executable, "-m", "isqn.experiments.worker", str(job_file), str(method_dir), *imports]
+    # -P: a file of the current folder is not taken for a module, as for the command `isqn`
+    return [sys.executable, "-P", "-m", "isqn.experiments.worker", str(job_file), str(method_dir), *imports]
 
 
 def main(argv: list[str]) -> int:
@@ -40,9 +41,9 @@ def main(argv: list[str]) -> int:
         print(f"isqn: {stop}", file=sys.stderr, flush=True)
         return INTERRUPTED
     except Exception as error:
-        traceback.print_exc()
-        if isinstance(error, UserError):  # its sentence alone is the last line of the log
-            print(f"isqn: {error}", file=sys.stderr, flush=True)
+        traceback.print_exc()  # and below it one sentence, which is what the study shows
+        what = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
+        print(f"isqn: {what}{error}", file=sys.stderr, flush=True)
         return FAILED
 
 

@@ -88,7 +88,8 @@ def overview(report: Report) -> Figure | None:
     found = {figure.name: figure for figure in report.figures}
     if not {"auc", "curves", "parameters"} <= set(found) or len(found["auc"].charts) > 1:
         return None
-    of_the_first = f"parameters, {found['parameters'].charts[0].title}"
+    sizes = found["parameters"].charts
+    of_the_first = "parameters" if len(sizes) == 1 else f"parameters, {sizes[0].title}"
     titles = {"auc": "area under the curve", "curves": "learning curves", "parameters": of_the_first}
     charts = [replace(found[name].charts[0], title=title) for name, title in titles.items()]
     return Figure("overview", "", found["auc"].caption, tuple(charts))

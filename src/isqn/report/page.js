@@ -166,7 +166,7 @@ function layout(chart) {
           spikedash: "solid",
           spikecolor: "#b5bcc4",
         }),
-    yaxis: isBars ? axis(chart.xlabel, [], { type: "category", autorange: "reversed", showgrid: false, ticklabelstandoff: 4 }) : values,
+    yaxis: isBars ? axis(chart.xlabel, [], { type: "category", autorange: "reversed", dtick: 1, showgrid: false, ticklabelstandoff: 4 }) : values,
     shapes: reference === null ? [] : [{ type: "line", ...ends, line: { color: "#777777", width: 1.2, dash: "5px,4px" } }],
     annotations: numbers.length ? [] : [nothing],
     barmode: "overlay",

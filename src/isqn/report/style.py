@@ -23,6 +23,7 @@ REFERENCE, GRID, INK = "#777777", "#E6E6E6", "#222222"
 STYLE: dict[str, Any] = {
     "font.family": "DejaVu Sans",
     "font.size": 8,
+    "text.parse_math": False,  # a dollar in a name is a dollar
     "axes.titlesize": 8,
     "axes.labelsize": 8,
     "xtick.labelsize": 7,
