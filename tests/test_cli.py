@@ -177,9 +177,9 @@ def test_the_first_run_learns_the_known_values(tmp_path, monkeypatch, capsys):
         (["eval", "x", "--which", "bst"], 2, "--which is 'bst'; did you mean best?"),
         (["probe", "x", "--metric", "dormant", "dorment"], 2, "--metric is 'dorment'; did you mean dormant?"),
         (["list", "env"], 2, "`isqn list env` is not known; did you mean envs?"),
-        (["train", "--preset", "atari-cn"], 1, "--preset 'atari-cn' is not known; did you mean atari-cnn?"),
-        (["cost", "clasic"], 1, "--preset 'clasic' is not known; did you mean classic?"),
-        (["doctor", "--preset", "toi"], 1, "--preset 'toi' is not known; did you mean toy?"),
+        (["train", "--preset", "atari-cn"], 1, "The preset 'atari-cn' is not known; did you mean atari-cnn?"),
+        (["cost", "clasic"], 1, "The preset 'clasic' is not known; did you mean classic?"),
+        (["doctor", "--preset", "toi"], 1, "The preset 'toi' is not known; did you mean toy?"),
         (
             ["train", "--env-id", "isqn/Chian-v0"],
             1,

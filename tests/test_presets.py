@@ -140,10 +140,10 @@ def test_a_field_that_a_run_has_already_keeps_its_meaning(name):
 def test_a_preset_that_is_not_known_is_answered_with_the_nearest():
     with pytest.raises(UserError) as error:
         preset_config("atari-cn")
-    assert str(error.value) == "--preset 'atari-cn' is not known; did you mean atari-cnn?"
-    with pytest.raises(UserError, match="--preset 'wordl' is not known; did you mean wordle"):
+    assert str(error.value) == "The preset 'atari-cn' is not known; did you mean atari-cnn?"
+    with pytest.raises(UserError, match="The preset 'wordl' is not known; did you mean wordle"):
         preset_config("wordl")
-    with pytest.raises(UserError, match="--preset '0' is not known; choose one of atari-cnn-ln, atari-cnn, "):
+    with pytest.raises(UserError, match="The preset '0' is not known; choose one of atari-cnn-ln, atari-cnn, "):
         preset_config("0")
 
 

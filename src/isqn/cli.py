@@ -366,7 +366,7 @@ class ReportOptions:
     pool_protocols: bool = False
     """Compare runs of different protocols all the same."""
     figure: tuple[str, ...] = ()
-    """Only these figures, such as auc or curves."""
+    """Write only these figures, such as auc or curves, as files; the page has all."""
     watch: bool = False
     """Make the page anew while runs are going."""
     every: float = 30.0

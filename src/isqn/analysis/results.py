@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -64,13 +65,23 @@ def read_run(folder: Path, config: Config, task: str, method: str) -> Run:
     """What a folder holds so far."""
     summary = record.read_summary(folder)
     finished = summary.get("status") == "finished"
-    try:
+    with _undamaged(folder / ("summary.json" if finished else "episodes.csv")):
         means = summary["epoch_returns"] if finished else _epoch_means(folder)[:-1]  # the last epoch goes on
         if finished:  # nothing is written of last epochs in which no episode ended
             means = [*means, *[None] * (config.num_epochs - len(means))]
-        return Run(task, method, config, _filled(means), finished, summary, _columns(folder / "metrics.csv"))
+        returns = _filled(means)
+    with _undamaged(folder / "metrics.csv"):
+        metrics = _columns(folder / "metrics.csv")
+    return Run(task, method, config, returns, finished, summary, metrics)
+
+
+@contextmanager
+def _undamaged(file: Path) -> Iterator[None]:
+    try:
+        yield
     except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{folder} holds a damaged file ({error!r}); move it away, or train it again.") from None
+        what = f"{file} is damaged ({type(error).__name__})"
+        raise UserError(f"{what}; move {file.parent} away, and train that run again.") from None
 
 
 def _epoch_means(folder: Path) -> list[float | None]:

@@ -242,7 +242,7 @@ def presets_of(agent: str) -> tuple[str, ...]:
 def preset_config(name: str) -> Config:
     """The settings of a run of `isqn train dqn`."""
     if name not in PRESETS:
-        raise UserError(f"--preset {name!r} is not known; {nearest(name, PRESETS)}")
+        raise UserError(f"The preset {name!r} is not known; {nearest(name, PRESETS)}")
     preset = PRESETS[name]
     if preset.agent not in AGENTS:
         raise UserError(
