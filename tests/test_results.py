@@ -256,6 +256,13 @@ def test_without_a_seed_that_is_everywhere_there_is_nothing_to_compare(missing):
 def test_no_runs_at_all():
     with pytest.raises(UserError, match=r"^2 of 2 runs are missing, unfinished or without an episode"):
         gather([], TASK, METHODS, (0,))
+    with pytest.raises(UserError, match="There are no runs to compare"):
+        gather([], TASK, METHODS, ())
+
+
+def test_missing_is_one_of_three():
+    with pytest.raises(UserError, match=r"missing is 'dropp'; did you mean drop\?"):
+        gather(table(), TASK, METHODS, SEEDS, missing="dropp")
 
 
 GAMES = ("ALE/Pong-v5", "ALE/Breakout-v5")

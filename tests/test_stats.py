@@ -297,6 +297,12 @@ def test_normalised_auc_is_the_ratio_of_mean_performances():
     assert sums == pytest.approx(means)
 
 
+@pytest.mark.parametrize("baseline", [0.0, -1.5, np.nan, np.inf, [1.0, 0.0]])
+def test_a_baseline_must_be_positive(baseline):
+    with pytest.raises(UserError, match="normalise scores so that the baseline is positive"):
+        stats.relative(stats.Interval(1.0, 0.5, 1.5), baseline)
+
+
 def test_profile_by_hand():
     scores = [[0.0, 1.0], [2.0, 3.0]]
     profile = stats.performance_profile(scores, [-1.0, 0.0, 0.5, 1.0, 2.5, 3.0])  # above, so 0 is not above 0

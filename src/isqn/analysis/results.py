@@ -17,9 +17,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from isqn.envs.scores import RANDOM_RETURNS, SCORES, game_of
-from isqn.experiments.config import Config
+from isqn.experiments.config import Config, nearest
 from isqn.train import record
 from isqn.types import UserError
+
+MISSING = ("fail", "drop", "truncate")
 
 Key = tuple[str, str, int]  # task, method, seed
 Scores = dict[str, np.ndarray]  # rliable's: method -> (seeds, tasks, epochs)
@@ -115,9 +117,13 @@ def gather(
     `missing` says what to do if a run is not there, or shorter than others: fail; drop its seed; or truncate all runs
     to the epochs that the shortest has, and drop the seeds that lack a run with any.
     """
+    if missing not in MISSING:
+        raise UserError(f"missing is {missing!r}; {nearest(missing, MISSING)}")
     found = {run.key: run for run in runs}
     tasks, methods, seeds = tuple(tasks), tuple(methods), tuple(seeds)
     wanted = list(itertools.product(tasks, methods, seeds))
+    if not wanted:
+        raise UserError("There are no runs to compare: tasks, methods and seeds must not be empty.")
     there = {key for key, run in found.items() if run.returns and (run.finished or missing == "truncate")}
     seeds, left_out = _common_seeds(wanted, there, missing)
     kept = [found[key] for key in wanted if key[2] in seeds]

@@ -87,7 +87,13 @@ def interval(
 
 def relative(interval: Interval, baseline: ArrayLike) -> Interval:
     """Divided by the baseline's point, as the paper divides by the IQM of the target-based approach."""
-    return Interval(*(value / np.asarray(baseline) for value in interval))
+    divisor = np.asarray(baseline, np.float64)
+    if not np.all((divisor > 0) & np.isfinite(divisor)):
+        raise UserError(
+            f"Only a baseline above 0 can be divided by, and this one is {divisor.min():g}: "
+            "normalise scores so that the baseline is positive, for example by human and random scores."
+        )
+    return Interval(*(value / divisor for value in interval))
 
 
 def performance_profile(

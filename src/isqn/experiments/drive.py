@@ -51,12 +51,13 @@ def jobs_of(cell: Cell, study: Study, out: Path, seeds_per_job: int) -> list[Job
 
 def _begun_together(folder: Path) -> tuple[int, ...]:
     """The seeds of its program; none if it has not begun."""
-    others = record.read_summary(folder).get("trained_with", ())
-    for gone in (other for other in others if not (folder / other / "config.toml").is_file()):
+    others = [(folder / other).resolve() for other in record.read_summary(folder).get("trained_with", ())]
+    gone = [other.name for other in others if not (other / "config.toml").is_file()]
+    if gone:
         raise UserError(
-            f"{folder} was begun in one program with {Path(gone).name}, which is not there any more; move it away too."
+            f"{folder} was begun in one program with {gone[0]}, which is not there any more; move it away too."
         )
-    return tuple(sorted(read_toml((folder / other).resolve() / "config.toml").seed for other in others))
+    return tuple(sorted(read_toml(other / "config.toml").seed for other in others))
 
 
 def _consecutive(seeds: list[int], most: int) -> Iterator[list[int]]:

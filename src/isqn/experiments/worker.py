@@ -73,8 +73,9 @@ def train_job(config: Config, method_dir: Path) -> None:
             if begun(first):
                 run.resume(folder(first))
             else:
-                for lost in (folder(seed) for seed in together if checkpoint.steps(folder(seed))):
-                    raise UserError(f"{lost} has checkpoints and no summary.json that can be read; move it away.")
+                lost = [folder(seed) for seed in together if checkpoint.steps(folder(seed))]
+                if lost:
+                    raise UserError(f"{lost[0]} has checkpoints and no summary.json that can be read; move it away.")
                 new = config.replace(seed=first, num_seeds=len(together))
                 # a folder that a kill left half made holds nothing yet
                 run.start(new, method_dir if len(together) > 1 else folder(first), overwrite=True)

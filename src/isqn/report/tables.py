@@ -139,7 +139,11 @@ class Work(NamedTuple):
     method: str
     flops: float  # of an update
     rates: list[float]  # steps a second, of each run
-    hours: np.ndarray  # for a million steps, at these rates
+
+    @property
+    def hours(self) -> np.ndarray:
+        """For a million steps, at these rates."""
+        return 1e6 / np.array(self.rates) / 3600
 
 
 def work(collected: Collected) -> list[Work]:
@@ -148,7 +152,7 @@ def work(collected: Collected) -> list[Work]:
         spec = spec_of(cell.config)
         flops = _flops(cell.config, spec) if spec else math.nan
         rates = [rate for one in collected.of(cell.task, cell.method) if (rate := steps_per_second(one))]
-        rows.append(Work(cell.task, cell.method, flops, rates, 1e6 / np.array(rates) / 3600))
+        rows.append(Work(cell.task, cell.method, flops, rates))
     return rows
 
 
