@@ -427,6 +427,13 @@ def test_an_unexpected_failure_is_one_line(monkeypatch, capsys, tmp_path):
         main([*words, "--overwrite", "--debug"])
 
 
+def test_a_folder_where_a_file_belongs_is_named(capsys, tmp_path):
+    (tmp_path / "study.toml").mkdir()
+    assert main(["study", "training-time", "--out", str(tmp_path), "--no-report"]) == 1
+    sentence = f"isqn: {tmp_path / 'study.toml'} cannot be read or written (Is a directory)"
+    assert capsys.readouterr().err == f"{sentence} (add --debug for the traceback)\n"
+
+
 def test_ctrl_c_is_silent(monkeypatch, capsys):
     def stop(*args, **kwargs):
         raise KeyboardInterrupt

@@ -428,6 +428,7 @@ def test_the_table_of_progress(tmp_path):
         (["--engine", "ray", "--gpus", "1"], "--gpus is 1; it must be from 0 to the 0 GPUs of this machine."),
         (["--engine", "slurm", "--slurm", "partition"], "--slurm 'partition' is not of the form KEY=VALUE"),
         (["--engine", "slurm", "--cluster", "local", "--slurm", "partitoin=x"], "--slurm: "),
+        (["--engine", "slurm", "--cluster", "local", "--slurm", "timeout_min=x"], '--slurm: Parameter "timeout_min"'),
         (["--engine", "slurm"], "--engine slurm cannot start: "),
         # nothing listens on port 9 (discard) any more
         (["--engine", "ray", "--address", "127.0.0.1:9"], "--address 127.0.0.1:9 is not a Ray cluster that answers: "),
@@ -446,7 +447,7 @@ def test_bad_words(words, sentence, tmp_path):
 
 
 def test_a_study_that_imports_a_scheme_of_its_own(tmp_path):
-    """Known to the study, to its workers and to its report."""
+    """Known to the study, to its workers, and to whatever reads its runs."""
     examples = Path(__file__).parents[1] / "examples"
     (tmp_path / "new_scheme.py").write_text((examples / "new_scheme.py").read_text())
     fast = {"total_timesteps": 500, "epoch_steps": 250, "log_period_steps": 250, "hidden_sizes": [8]}
@@ -462,12 +463,15 @@ def test_a_study_that_imports_a_scheme_of_its_own(tmp_path):
     assert str(tmp_path) not in (tmp_path / "out" / "report" / "index.html").read_text()
     with (tmp_path / "new_scheme.py").open("a") as file:
         file.write("# changed\n")
-    again = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
-    assert again.returncode == 1
-    assert f"imports: {tmp_path / 'new_scheme.py'} is not what the runs in --out" in again.stderr
+    for words in ([], ["--dry-run"]):
+        again = subprocess.run([*command, *words], capture_output=True, text=True, check=False, cwd=tmp_path)
+        assert again.returncode == 1
+        assert f"imports: {tmp_path / 'new_scheme.py'} is not what the runs in --out" in again.stderr
     (tmp_path / "new_scheme.py").unlink()
-    report = [sys.executable, "-m", "isqn.cli", "report", "out"]
-    assert subprocess.run(report, capture_output=True, check=False, cwd=tmp_path).returncode == 0
+    (mine,) = map(str, (tmp_path / "out").glob("runs/*/2iS-DQN-K3/seed-0"))
+    for words in (["report", "out"], ["report", "out/runs"], ["eval", mine, "--episodes", "1"], ["resume", mine]):
+        done = subprocess.run([*command[:3], *words], capture_output=True, text=True, check=False, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(
@@ -475,6 +479,7 @@ def test_a_study_that_imports_a_scheme_of_its_own(tmp_path):
     [
         ("mine.py", "1 +", "SyntaxError: invalid syntax"),
         ("mine.py", "raise ValueError('no')", "ValueError: no"),
+        ("mine.py", "import sys; sys.exit(3)", "SystemExit: 3"),
         ("nothing.py", "", "FileNotFoundError"),
         ("no.such.module", "", "ModuleNotFoundError: No module named 'no'"),
         ("", "", "ValueError: Empty module name"),

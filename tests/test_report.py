@@ -624,6 +624,16 @@ def test_settings_in_which_runs_of_a_task_differ_make_methods(tmp_path):
     assert methods == {(t, m) for t in ("CartPole-v1", "Acrobot-v1") for m in ("TB-DQN, lr=0.001", "TB-DQN, lr=0.5")}
 
 
+def test_what_a_label_and_a_task_tell_is_not_told_again(tmp_path):
+    """Every scheme has its own period on every task."""
+    periods = {("target-based", "CartPole-v1"): 100, ("target-based", "Acrobot-v1"): 200}
+    periods |= {("target-free", "CartPole-v1"): 300, ("target-free", "Acrobot-v1"): 400}
+    runs = {(s, t): small(s, task=t, target_update_period=period) for (s, t), period in periods.items()}
+    found = collect(plain(tmp_path, *((f"{s}-{t}", config) for (s, t), config in runs.items())))
+    assert list(found.methods) == ["TB-DQN", "TF-DQN"]
+    assert found.tasks == ("Acrobot-v1", "CartPole-v1")
+
+
 def test_runs_that_differ_in_length_only_are_of_one_method(tmp_path):
     root = plain(tmp_path, ("a", small("target-based")), ("b", small("target-based", seed=1, epochs=1)))
     found = collect(root)

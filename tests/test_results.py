@@ -197,7 +197,8 @@ def test_missing_runs_are_refused_with_their_list():
         gather(runs, TASK, METHODS, SEEDS)
     assert str(refused.value) == (
         "3 of 6 runs are missing, unfinished or without an episode: CartPole-v1 TB seeds 1-2, CartPole-v1 TF seed 1; "
-        "train them, or take --missing drop (without their seeds) or truncate (all to the shortest)."
+        "train them, longer if no episode ends, or take --missing drop (without their seeds) or truncate (all to the "
+        "shortest)."
     )
 
 

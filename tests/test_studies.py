@@ -513,7 +513,7 @@ SEEDS = "they must be different whole numbers from 0 to 2147483647."
 FOLDER = "it must be a text that can name a folder, of at most 100 bytes."
 VALUE = "it must be a text, a number, true or false, or a list of those."
 HELP = "the settings are those of `isqn train dqn --help`."
-OTHER = "give one of them another `name`."
+OTHER = "give one of them another `name`, or leave it out."
 
 
 @pytest.mark.parametrize(
@@ -724,6 +724,10 @@ OTHER = "give one of them another `name`."
             "learning_rate?",
         ),
         ({"along": "discount"}, "study small: along is 'discount', and no method has a list of it."),
+        (
+            {"along": "discount", "panels": "discount"},
+            "study small: along and panels are both 'discount'; let panels be another setting.",
+        ),
         ({"panels": "env_id"}, f"study small: panels is 'env_id', which is not a setting; {HELP}"),
         ({"panels": "widht"}, f"study small: panels is 'widht', which is not a setting; {HELP}"),
         (

@@ -149,8 +149,10 @@ class Resume:
 
 def resume(argv: list[str]) -> int:
     args = _parse(Resume, argv, "isqn resume")
+    from isqn.experiments.study import import_for
     from isqn.train import run
 
+    import_for(args.run_dir)
     with redirect_stdout(sys.stderr):
         went_on = run.resume(args.run_dir, quiet=args.quiet)
     if not went_on and not args.quiet:
@@ -189,10 +191,12 @@ def evaluate(argv: list[str]) -> int:
     import numpy as np
 
     from isqn.envs.adapter import make_environment
+    from isqn.experiments.study import import_for
     from isqn.train import run
     from isqn.train.evaluate import evaluate as play
     from isqn.train.evaluate import load_agent_state
 
+    import_for(args.run_dir)
     config = run.read_config(args.run_dir)
     if args.acting_rule != "as-trained":
         config = config.replace(acting_rule=args.acting_rule)
@@ -431,8 +435,10 @@ def probe(argv: list[str]) -> int:
     for metric in args.metric:
         _require_choice("--metric", metric, METRICS)
     _require_seed(args.seed)
+    from isqn.experiments.study import import_for
     from isqn.train.probe import probe_run
 
+    import_for(args.run_dir)
     with redirect_stdout(sys.stderr):
         found = probe_run(args.run_dir, args.metric, args.which, args.samples, args.updates, args.seed)
     if args.json:
@@ -746,8 +752,10 @@ def main(argv: list[str] | None = None) -> int:
     except Exception as error:
         if debug:
             raise
-        message = str(error).strip().partition("\n")[0]
-        say(f"isqn: {type(error).__name__}: {message} (add --debug for the traceback)")
+        message = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+        if isinstance(error, OSError) and error.filename:
+            message = f"{error.filename2 or error.filename} cannot be read or written ({error.strerror})"
+        say(f"isqn: {message} (add --debug for the traceback)")
         return 1
 
 

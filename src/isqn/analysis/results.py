@@ -146,8 +146,8 @@ def _common_seeds(wanted: list[Key], there: set[Key], missing: str) -> tuple[tup
     few = f"{len(lacking)} of {len(wanted)} runs are missing, unfinished or without an episode"
     if missing == "fail":
         raise UserError(
-            f"{few}: {_listed(lacking)}; train them, or take --missing drop (without their seeds) or truncate (all to "
-            "the shortest)."
+            f"{few}: {_listed(lacking)}; train them, longer if no episode ends, or take --missing drop (without their "
+            "seeds) or truncate (all to the shortest)."
         )
     if not seeds:
         raise UserError(

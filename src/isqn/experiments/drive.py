@@ -113,31 +113,33 @@ def _require_these_runs(study: Study, out: Path) -> None:
     for folder, (cell, seed) in asked.items():
         if (folder / "config.toml").is_file():
             cell.read_config(folder, seed)
-    others = [path.parent for path in sorted(out.glob("runs/*/*/*/config.toml")) if path.parent not in asked]
+    there = [path.parent for path in sorted(out.glob("runs/*/*/*/config.toml"))]
+    others = [folder for folder in there if folder not in asked]
     if others:
         raise UserError(
             f"--out {out} has {len(others)} runs that this study does not ask for, such as "
             f"{others[0].relative_to(out)}; choose another folder, or ask for those too."
         )
-
-
-def _keep_imports(study: Study, out: Path) -> Study:
-    """A copy of each file that it imports, so that its runs stay together with what they were trained with."""
-    kept = []
-    for name in study.imports:
-        if not name.endswith(".py"):  # a module that is installed
-            kept.append(name)
-            continue
-        copy, text = out / "imports" / Path(name).name, Path(name).read_text()
-        if copy.is_file() and copy.read_text() != text and any(out.glob("runs/*/*/*/config.toml")):
+    for name, copy in _copies(study, out).items():
+        if there and copy.is_file() and copy.read_text() != Path(name).read_text():
             raise UserError(
                 f"imports: {name} is not what the runs in --out {out} were trained with, which is {copy}; "
                 "choose another folder, or delete that file if no run that you keep needs it."
             )
+
+
+def _keep_imports(study: Study, out: Path) -> Study:
+    """A copy of each file that it imports, so that its runs stay together with what they were trained with."""
+    copies = _copies(study, out)
+    for name, copy in copies.items():
         copy.parent.mkdir(exist_ok=True)
-        record.replace_text(copy, text)
-        kept.append(str(copy))
-    return study.replace(imports=tuple(kept))
+        record.replace_text(copy, Path(name).read_text())
+    return study.replace(imports=tuple(str(copies.get(name, name)) for name in study.imports))
+
+
+def _copies(study: Study, out: Path) -> dict[str, Path]:
+    """Of the files that it imports; modules are installed."""
+    return {name: out / "imports" / Path(name).name for name in study.imports if name.endswith(".py")}
 
 
 @cache  # the jobs of a method differ in their seeds

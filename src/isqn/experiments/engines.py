@@ -269,7 +269,7 @@ class Slurm:
         defaults = {"name": "isqn", "timeout_min": 24 * 60, "cpus_per_task": 1}
         try:
             self._executor.update_parameters(**defaults | parameters)
-        except (NameError, TypeError, ValueError) as error:
+        except (NameError, TypeError, ValueError, AssertionError) as error:
             raise UserError(f"--slurm: {str(error).partition(chr(10))[0]}") from None
 
     def start(self, jobs: Sequence[Job]) -> Sequence[tuple[Job, SlurmHandle]]:

@@ -151,6 +151,8 @@ class Study:
         if self.along:
             _require_one_of(NUMBERS, self.along, f"{where}: along", "a setting that is a number", HELP)
         if self.panels:
+            if self.panels == self.along:
+                raise UserError(f"{where}: along and panels are both {self.along!r}; let panels be another setting.")
             _require_one_of(SETTINGS, self.panels, f"{where}: panels", "a setting", HELP)
         first = self.cells[: len(self.cells) // len(self.tasks)]  # on the first task
         for one, same in zip(itertools.cycle(first), self.cells, strict=False):
@@ -167,16 +169,16 @@ class Study:
                 )
         for cell in first:
             _require_folder_name(cell.method, f"{where}: the name of a method")
-        _require_different([cell.method for cell in first], f"{where}: the methods", "give one of them another `name`")
+        _require_different([cell.method for cell in first], f"{where}: the methods")
         for panel in dict.fromkeys(cell.panel for cell in first):
             cells = [cell for cell in first if cell.panel == panel]
             names = [cell.in_panel for cell in cells]
             here = f"{where}, {panel}" if panel else where
-            _require_different(names, f"{here}: the methods", "give one of them another `name`")
+            _require_different(names, f"{here}: the methods")
             _require_one_of(names, self.baseline, f"{here}: baseline", "a method")
             lines = dict.fromkeys(cell.line for cell in cells if cell.position is not None)
             across = [cell.line for cell in cells if cell.position is None]
-            _require_different([*across, *lines], f"{here}: the lines", "give one of them another `name`")
+            _require_different([*across, *lines], f"{here}: the lines")
         if self.along and all(cell.position is None for cell in first):
             raise UserError(f"{where}: along is {self.along!r}, and no method has a list of it.")
 
@@ -307,11 +309,16 @@ def _require_one_of(known: Collection[str], name: str, what: str, kind: str, oth
         raise UserError(f"{what} is {name!r}, which is not {kind}; {nearest(name, known, otherwise)}")
 
 
-def _require_different(names: list[str], what: str, cure: str) -> None:
+RENAME = "give one of them another `name`, or leave it out"
+
+
+def _require_different(names: list[str], what: str, cure: str = RENAME) -> None:
     """As folders too."""
-    for one, other in itertools.combinations(names, 2):
-        if slug(one) == slug(other):
-            raise UserError(f"{what} {one!r} and {other!r} are not told apart; {cure}.")
+    seen: dict[str, str] = {}
+    for name in names:
+        if slug(name) in seen:
+            raise UserError(f"{what} {seen[slug(name)]!r} and {name!r} are not told apart; {cure}.")
+        seen[slug(name)] = name
 
 
 def _require_folder_name(name: str, what: str) -> None:
@@ -371,8 +378,16 @@ def import_all(names: Iterable[str]) -> None:
     for name in names:
         try:
             runpy.run_path(name) if name.endswith(".py") else importlib.import_module(name)
-        except Exception as error:  # whatever is wrong in a file of the user's
+        except (Exception, SystemExit) as error:  # whatever is wrong in a file of the user's
             raise UserError(f"imports: {name!r} cannot be imported: {type(error).__name__}: {error}.") from error
+
+
+def import_for(run_dir: Path) -> None:
+    """What the study of a run imports, if it is the run of a study."""
+    for folder in run_dir.resolve().parents:
+        if (folder / "study.toml").is_file():
+            import_all(_imports(load_toml(folder / "study.toml", ""), folder))
+            return
 
 
 def _from_values(values: dict[str, Any], folder: Path) -> Study:
@@ -388,10 +403,15 @@ def _from_values(values: dict[str, Any], folder: Path) -> Study:
     if lacking:
         said = f"{', '.join(lacking)} {'is' if len(lacking) == 1 else 'are'} missing"
         raise UserError(f"{said}; `isqn study online-plain --show` is an example of a study.")
-    names = values.get("imports", [])
-    if not all(isinstance(name, str) for name in names):
-        raise UserError(f"imports is {names!r}; it must be {_KINDS['imports'][1]}.")
-    _require_different([Path(name).name for name in names], "imports:", "rename one of them")
-    values["imports"] = [str(folder / name) if name.endswith(".py") else name for name in names]
+    values["imports"] = _imports(values, folder)
     import_all(values["imports"])
     return Study(**values | {name: tuple(values[name]) for name in ("seeds", "tasks", "methods", "imports")})
+
+
+def _imports(values: dict[str, Any], folder: Path) -> list[str]:
+    """Files from the root, whatever folder they were named from."""
+    names = values.get("imports", [])
+    if not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+        raise UserError(f"imports is {names!r}; it must be {_KINDS['imports'][1]}.")
+    _require_different([Path(name).name for name in names], "imports:", "rename one of them")
+    return [str(folder / name) if name.endswith(".py") else name for name in names]

@@ -86,7 +86,7 @@ def words(value: Value) -> str:
         return words(float(value.point)) + known
     if isinstance(value, int):
         return f"{value:,}"
-    if 0 < abs(value) < 0.1:
+    if 1e-12 < abs(value) < 0.1:  # below that it is an error of rounding
         return f"{value:.2g}"
     return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.1f}" if abs(value) >= 20 else f"{value:.2f}"
 

@@ -13,7 +13,7 @@ import numpy as np
 from isqn.analysis.results import Key, References, Run, read_run
 from isqn.experiments.config import Config, nearest, nearest_path, read_toml
 from isqn.experiments.studies import command
-from isqn.experiments.study import Cell, Study, method_name, read_study
+from isqn.experiments.study import Cell, Study, import_for, method_name, read_study
 from isqn.schemes import SCHEMES
 from isqn.types import UserError
 
@@ -122,6 +122,7 @@ def collect(folder: Path, baseline: str | None = None) -> Collected:
         runs = tuple(_of_study(folder, study))
         found = Collected(study.name, baseline or study.baseline, tuple(study.cells), study.seeds, runs, study, folder)
     else:
+        import_for(folder)
         cells, runs = _of_folder(folder)
         seeds = tuple(sorted({one.config.seed for one in runs}))
         first = min((cell.method for cell in cells), key=lambda name: not name.startswith("TB"))
@@ -144,7 +145,7 @@ def _of_study(folder: Path, study: Study) -> Iterator[Run]:
 
 
 def _of_folder(folder: Path) -> tuple[tuple[Cell, ...], tuple[Run, ...]]:
-    """Runs are of one method if they differ in nothing but environment, seed and length."""
+    """Runs of one label are of one method, unless on one task they differ in more than seed and length."""
     places = [path.parent for path in sorted(folder.rglob("config.toml"))]
     # A saved model has a config.toml too.
     places = [place for place in places if any((place / name).is_file() for name in ("summary.json", "episodes.csv"))]
@@ -168,12 +169,12 @@ def _of_folder(folder: Path) -> tuple[tuple[Cell, ...], tuple[Run, ...]]:
 
 
 def _varied(configs: list[Config]) -> list[str]:
-    """The settings in which runs of one task differ, and which a method's label must therefore tell."""
-    tasks: dict[str, list[dict[str, Any]]] = {}
+    """The settings that a method's name must tell: its label and the task do not say what they are."""
+    alike: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for config in configs:
-        tasks.setdefault(config.env_id, []).append(config.kept())
+        alike.setdefault((config.env_id, config.label), []).append(config.kept())
     names = [name for name in configs[0].kept() if name not in NOT_A_METHOD]
-    return [name for name in names if any(one[name] != group[0][name] for group in tasks.values() for one in group)]
+    return [name for name in names if any(one[name] != group[0][name] for group in alike.values() for one in group)]
 
 
 def _place_in_the_paper(config: Config) -> tuple[int, int]:
