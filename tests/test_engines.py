@@ -296,6 +296,13 @@ def test_seeds_of_a_job(tmp_path):
     assert seeds(drive.jobs(on_host, tmp_path / "new")) == [[seed] for seed in study.seeds]
 
 
+def test_methods_take_turns(tmp_path):
+    """If it is stopped early, the same seeds of all methods are there."""
+    study = STUDY.replace(methods=(*STUDY.methods, {"scheme": "target-free"}), seeds=(0, 1))
+    names = [f"isqn-Chain-v0--{method}--{seed}" for seed in (0, 1) for method in ("TB-DQN", "TF-DQN")]
+    assert [job.name for job in drive.jobs(study, tmp_path)] == names
+
+
 def test_a_worker_finds_out_what_is_left(tmp_path):
     """One seed finished, one begun, one half made, one new: whatever a kill left there."""
     config = CELL.config.replace(loop="compiled", total_timesteps=1_000, epoch_steps=500, log_period_steps=250, seed=0)

@@ -36,11 +36,13 @@ def folders(study: Study, out: Path) -> dict[Path, tuple[Cell, int]]:
 
 
 def jobs(study: Study, out: Path, seeds_per_job: int = SEEDS_PER_JOB) -> list[Job]:
-    """What is left to train. Seeds that were begun together go on together; new ones are put together."""
-    return [job for cell in study.cells for job in jobs_of(cell, study, out, seeds_per_job)]
+    """What is left to train: first seeds of every method, so that what is there can be compared early, and fairly."""
+    left = [jobs_of(cell, study, out, seeds_per_job) for cell in study.cells]
+    return [job for turn in itertools.zip_longest(*left) for job in turn if job]
 
 
 def jobs_of(cell: Cell, study: Study, out: Path, seeds_per_job: int) -> list[Job]:
+    """Seeds that were begun together go on together; new ones are put together."""
     left = [s for s in sorted(study.seeds) if record.run_state(cell.folder(out, s)) != "finished"]
     begun = {group for s in left if (group := _begun_together(cell.folder(out, s)))}
     new = [s for s in left if not any(s in group for group in begun)]
