@@ -282,7 +282,7 @@ class Board:
         self._lines = len(lines)
 
     def table(self, running: list[Job], waiting: int, failed: list[Job]) -> list[str]:
-        """The head says all in one line; below it what is running."""
+        """What there is, how long it takes, and what is running."""
         runs = folders(self.study, self.out)
         progress = {folder: steps_done(folder) for folder in runs}
         goal = sum(cell.config.total_timesteps for cell, _ in runs.values())
@@ -291,13 +291,11 @@ class Board:
             self._first_steps, self._began = done, time.monotonic()
         rate = (done - self._first_steps) / max(time.monotonic() - self._began, 1e-9)
         finished = sum(record.run_state(folder) == "finished" for folder in progress)
-        left = duration((goal - done) / rate) if rate > 0 else "not known yet"
-        head = (
-            f"{self.study.name}: done {finished}/{len(progress)} runs · running {len(running)} jobs · waiting {waiting}"
-            f" · failed {len(failed)} · {rate:,.0f} steps/s · {left} left"
-        )
+        left = f"{duration((goal - done) / rate)} left" if rate > 0 else "time left not known yet"
+        head = f"{self.study.name}: {finished} of {len(progress)} runs done · {rate:,.0f} steps/s · {left}"
+        counts = f"jobs: {len(running)} running · {waiting} waiting · {len(failed)} failed"
         rows = [f"  {job.name}  {sum(progress.get(f, 0) for f in job.folders) / job.steps:.0%}" for job in running[:20]]
-        return [head, *rows]
+        return [head, counts, *rows]
 
     def _erase(self) -> None:
         if self._lines:
