@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from isqn.analysis.results import read_score_dict
+from isqn.analysis.stats import Interval
 from isqn.cli import main
 from isqn.experiments.config import Config, to_toml
 from isqn.experiments.studies import command, find_study
@@ -170,7 +171,23 @@ def test_bars_and_curves_show_the_same_numbers(four_seeds):
     assert points(tasks)["TF-DQN"] == [0.25 * 52.5, 0.75 * 52.5]
     assert tasks.series["TF-DQN"].seeds.tolist() == [[5, 15], [25, 75], [7.5, 22.5], [15, 45]]
     assert points(chart(report, "parameters")) == {"TB-DQN": [60], "TF-DQN": [30]}
-    assert table(report, "Mean return over training").rows[0][1].startswith("12.50 [")
+    assert table(report, "Mean return over training").rows[0][1].startswith("12.5 [")
+
+
+@pytest.mark.parametrize(
+    ("cells", "said"),
+    [
+        ((0.171, Interval(0.2, 0.045, 1.0), -0.0004), ["0.17", "0.20 [0.04, 1.00]", "0.00"]),
+        ((0.016, 0.0034, 5e-16), ["0.016", "0.003", "0.000"]),
+        ((25.04, 7.0, None), ["25.0", "7.0", ""]),
+        ((1234.5, Interval(-88.74, np.nan, np.nan)), ["1234", "-89"]),
+        ((17_795, "all"), ["17,795", "all"]),
+        ((0.0, np.nan), ["0.00", "nan"]),
+    ],
+)
+def test_the_numbers_of_a_column_have_as_many_decimals(cells, said):
+    rows = Table("", ("",), tuple((cell,) for cell in cells)).rows
+    assert [word for (word,) in rows] == said
 
 
 def test_several_tasks_are_pooled_on_one_scale(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
@@ -70,25 +71,33 @@ class Table:
     @property
     def rows(self) -> tuple[tuple[str, ...], ...]:
         """In words."""
-        return tuple(tuple(map(words, row)) for row in self.values)
+        return tuple(zip(*map(_words, zip(*self.values, strict=True)), strict=True))
 
     def as_json(self) -> list[dict[str, Any]]:
         """Numbers as numbers; one with an interval is an object of `point`, `low` and `high`."""
         return [dict(zip(self.columns, map(_plain, row), strict=True)) for row in self.values]
 
 
-def words(value: Value) -> str:
-    """Of a cell: three figures or so of a number, and all of a whole one."""
-    if value is None or isinstance(value, str):
-        return value or ""
-    if isinstance(value, Interval):
-        known = f" [{words(float(value.low))}, {words(float(value.high))}]" if np.isfinite(value.low) else ""
-        return words(float(value.point)) + known
-    if isinstance(value, int):
-        return f"{value:,}"
-    if 1e-12 < abs(value) < 0.1:  # below that it is an error of rounding
-        return f"{value:.2g}"
-    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.1f}" if abs(value) >= 20 else f"{value:.2f}"
+def _words(column: tuple[Value, ...]) -> list[str]:
+    """Of its cells: as many decimals as three figures or so of the largest number take, and all of a whole one."""
+    numbers = [cell for cell in column if isinstance(cell, float)]
+    numbers += [float(part) for cell in column if isinstance(cell, Interval) for part in cell]
+    largest = max((abs(number) for number in numbers if math.isfinite(number)), default=0.0)
+    decimals = 0 if largest >= 1000 else 1 if largest >= 20 else 2
+    if 0 < largest < 0.1:
+        decimals = 1 - math.floor(math.log10(largest))
+
+    def word(cell: Value) -> str:
+        if cell is None or isinstance(cell, str):
+            return cell or ""
+        if isinstance(cell, int):
+            return f"{cell:,}"
+        if isinstance(cell, float):
+            return f"{cell:z.{decimals}f}"
+        point, low, high = (word(float(part)) for part in cell)
+        return f"{point} [{low}, {high}]" if math.isfinite(cell.low) else point
+
+    return [word(cell) for cell in column]
 
 
 def _plain(value: Value) -> Any:
