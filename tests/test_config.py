@@ -314,3 +314,4 @@ def test_labels_are_the_papers_names():
             config = Config(scheme=scheme, loss=loss, num_bellman_iterations=4)
             assert config.label == pattern.format(algorithm)
             assert config.replace(meta_gradient="adam").label == f"Meta {config.label}"
+            assert config.replace(meta_gradient="sgd").label == f"Meta-SGD {config.label}"

@@ -456,6 +456,18 @@ def test_bad_words(words, sentence, tmp_path):
     assert not (tmp_path / "out" / "runs").exists()
 
 
+def test_what_goes_to_submitit(tmp_path, monkeypatch):
+    monkeypatch.setattr(engines, "Slurm", lambda folder, workers, cluster, parameters: parameters)
+    words = ["slurm_partition=cpu", "timeout_min=600", "mem_gb=0.5", 'slurm_setup=["module load cuda"]']
+    assert engines.make("slurm", tmp_path, 4, None, 0, "slurm", words) == {
+        "slurm_array_parallelism": 4,
+        "slurm_partition": "cpu",
+        "timeout_min": 600,
+        "mem_gb": 0.5,
+        "slurm_setup": ["module load cuda"],
+    }
+
+
 def test_a_study_that_imports_a_scheme_of_its_own(tmp_path):
     """Known to the study, to its workers, and to whatever reads its runs."""
     examples = Path(__file__).parents[1] / "examples"

@@ -139,15 +139,6 @@ def test_the_headline_worked_out_by_hand(four_seeds):
     assert report.notes == ()
 
 
-def test_intervals_hold_their_point_and_are_those_of_the_bootstrap(four_seeds):
-    found = compared(four_seeds)
-    for value in (*found.aucs.values(), *found.improvements.values()):
-        assert value.low <= value.point <= value.high
-        assert value.low < value.high
-    assert found.aucs["TF-DQN"].low >= 20 / 25  # no resample is below its worst run
-    assert found.aucs["TF-DQN"].high <= 100 / 25
-
-
 def test_another_baseline_divides_by_itself(four_seeds):
     found = compared(four_seeds, baseline="TF-DQN")
     assert found.aucs["TB-DQN"].point == pytest.approx(25 / 45)
@@ -329,13 +320,6 @@ def unfinished(tmp_path_factory):
     holes = {("TB-DQN", 2): [4, 99], ("TF-DQN", 1): None}
     folder = tmp_path_factory.mktemp("unfinished") / "study"
     return lay(folder, asked, lambda cell, seed: holes.get((cell.method, seed), [2 + seed, 4, 5]))
-
-
-def test_an_unfinished_study_is_refused_with_the_list(unfinished):
-    with pytest.raises(
-        UserError, match=r"^2 of 6 runs .*: CartPole-v1 TB-DQN seed 2, CartPole-v1 TF-DQN seed 1; train them"
-    ):
-        made(unfinished)
 
 
 @pytest.mark.parametrize(

@@ -778,6 +778,12 @@ def test_a_file_that_is_not_toml(content, reason, tmp_path):
         read_study(path)
 
 
+def test_the_table_of_a_scheme_with_an_odd_name(tmp_path, monkeypatch):
+    monkeypatch.setitem(SCHEMES, "two chains.1", SCHEMES["iterated-shared"])
+    odd = small(tasks=({**CARTPOLE, "two chains.1": {"target_update_period": 7}},))
+    assert read_study(write(tmp_path / "small.toml", to_toml(odd))) == odd
+
+
 def test_a_file_that_is_not_there(tmp_path):
     write(tmp_path / "mine.toml", "")
     with pytest.raises(UserError) as error:

@@ -121,6 +121,9 @@ def _base_config(argv: list[str]) -> tuple[Config, str]:
     if file:
         if preset:
             raise UsageError("--config and --preset both say where to start from; give one of them.")
+        from isqn.experiments.study import import_for
+
+        import_for(Path(file))
         return read_toml(Path(file)), file
     if preset and preset != "auto":
         return preset_config(preset), f"preset {preset}"

@@ -221,8 +221,8 @@ class Config:
     @property
     def label(self) -> str:
         """The paper's name of what is trained, such as "iS-DQN K=9"."""
-        label = self.target_scheme.label(LOSSES[self.loss][0])
-        return f"Meta {label}" if self.meta_gradient != "none" else label
+        learned = {"none": "", "adam": "Meta ", "sgd": "Meta-SGD "}[self.meta_gradient]
+        return learned + self.target_scheme.label(LOSSES[self.loss][0])
 
     @property
     def pair_weights(self) -> tuple[float, ...]:

@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -231,7 +231,7 @@ def _drive(pending: list[Job], engine: Engine, board: Board, should_stop: Callab
             raise Interrupted(f"stopped; the same command goes on with {board.out}")
         if running:
             time.sleep(POLL_SECONDS)
-    board.close()
+    board.erase()
     return failed
 
 
@@ -259,14 +259,14 @@ class Board:
     study: Study
     out: Path
     enabled: bool
-    _began: float = field(default_factory=time.monotonic)
+    _began: float = 0.0
     _first_steps: int | None = None
     _drawn: float = -1e9
     _lines: int = 0
 
     def say(self, sentence: str, *, always: bool = False) -> None:
         if self.enabled or always:
-            self._erase()
+            self.erase()
             say(sentence)
 
     def show(self, running: Iterable[Job], waiting: int, failed: list[Job]) -> None:
@@ -276,7 +276,7 @@ class Board:
         self._drawn = now
         width = shutil.get_terminal_size().columns - 1  # a line that wraps could not be erased
         lines = [line[:width] for line in self.table(list(running), waiting, failed)]
-        self._erase()
+        self.erase()
         sys.stderr.write("\n".join(lines) + "\n")
         sys.stderr.flush()
         self._lines = len(lines)
@@ -297,13 +297,10 @@ class Board:
         rows = [f"  {job.name}  {sum(progress.get(f, 0) for f in job.folders) / job.steps:.0%}" for job in running[:20]]
         return [head, counts, *rows]
 
-    def _erase(self) -> None:
+    def erase(self) -> None:
         if self._lines:
             sys.stderr.write(f"\x1b[{self._lines}A\x1b[J")
             self._lines = 0
-
-    def close(self) -> None:
-        self._erase()
 
 
 def steps_done(folder: Path) -> int:

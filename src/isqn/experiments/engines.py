@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import json
 import math
 import os
 import shutil
@@ -357,7 +358,10 @@ def make(
         key, equals, value = word.partition("=")
         if not equals:
             raise UserError(f"--slurm {word!r} is not of the form KEY=VALUE, such as slurm_partition=cpu.")
-        more[key] = int(value) if value.lstrip("-").isdigit() else value
+        try:
+            more[key] = json.loads(value)  # numbers and lists
+        except ValueError:
+            more[key] = value
     return Slurm(out / "logs" / "submitit", workers or default_workers(), cluster, more)
 
 

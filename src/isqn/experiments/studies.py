@@ -15,7 +15,7 @@ from typing import Any
 from isqn.envs.scores import ATARI_15, BATCH_NORM_5, DMC_HARD_7, IMPALA_10, META_3, OFFLINE_10, STREAMING_7
 from isqn.experiments.config import nearest
 from isqn.experiments.presets import AGENTS
-from isqn.experiments.study import Study, to_toml
+from isqn.experiments.study import Study
 from isqn.types import UserError
 
 Table = dict[str, Any]
@@ -275,13 +275,13 @@ def find_study(name: str, scale: str) -> Study:
 
 def command(study: Study) -> str:
     """That trains it: by its name if it is one of these, maybe with some of its tasks or other seeds."""
-    if study.name in QUESTIONS and study.scale in ("mini", "paper"):
+    if study.name in QUESTIONS:
         known = find_study(study.name, study.scale)
         tasks = [task["env_id"] for task in study.tasks if len(study.tasks) < len(known.tasks)]
         seeds = [str(seed) for seed in study.seeds if study.seeds != known.seeds]
         words = [*(["--tasks", *tasks] if tasks else []), *(["--seeds", *seeds] if seeds else [])]
         with suppress(UserError):  # a task that it does not have
-            if to_toml(known.only(tuple(tasks), study.seeds)) == to_toml(study):
+            if known.only(tuple(tasks), study.seeds) == study:
                 out = ["--out", "FOLDER"] if words else []  # a part goes into a folder of its own
                 return " ".join(["isqn study", study.name, "--scale", study.scale, *words, *out])
     return "isqn study study.toml"  # the file that the report shows

@@ -10,6 +10,7 @@ import dataclasses
 import importlib
 import itertools
 import math
+import re
 import runpy
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -198,8 +199,8 @@ class Study:
         for_scheme = task.get(scheme, {}) if scheme in list(SCHEMES) else {}  # what is no scheme, Config refuses
         given = self.settings | mine | for_scheme | choice
         name, preset = given.pop("name", ""), given.pop("preset", preset_for(task["env_id"]))
-        base = preset_config(preset).replace(env_id=task["env_id"], experiment=self.name)
-        config = from_mapping(given, f"study {self.name}, {task['env_id']}", base)
+        given |= {"env_id": task["env_id"], "experiment": self.name}
+        config = from_mapping(given, f"study {self.name}, {task['env_id']}", preset_config(preset))
 
         def called(*without: str) -> str:
             return method_name(config, [key for key in varied if key not in without], name)
@@ -343,7 +344,7 @@ def to_toml(study: Study, folder: Path | None = None) -> str:
             lines += ["", f"[[{kind}]]", *_entries({k: v for k, v in table.items() if not isinstance(v, dict)})]
             for name, inner in table.items():
                 if isinstance(inner, dict):
-                    lines += [f"[{kind}.{name}]", *_entries(inner)]
+                    lines += [f"[{kind}.{_key(name)}]", *_entries(inner)]
     return "\n".join(lines) + "\n"
 
 
@@ -352,7 +353,7 @@ def _entries(table: dict[str, Any]) -> list[str]:
 
 
 def _key(name: str) -> str:
-    return name if name.isascii() and name.isidentifier() else toml_value(name)
+    return name if re.fullmatch(r"[\w-]+", name, re.ASCII) else toml_value(name)
 
 
 _KINDS: dict[str, tuple[type, str]] = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ from isqn.experiments.study import Cell
 from isqn.experiments.study import to_toml as study_toml
 from isqn.report import tables
 from isqn.report.charts import Chart, Figure, Report, Series
-from isqn.report.collect import Collected
+from isqn.report.collect import Collected, Rows
 from isqn.report.compare import Comparison, compare, interval, mean_return, profile
 from isqn.types import UserError
 
@@ -241,14 +241,12 @@ def _of_tasks(collected: Collected, remark: str) -> Iterator[Figure]:
                 returns = np.array([one.returns[:shortest] for one in runs])
                 x, xlabel = _axis(runs[0].config, shortest)
                 series[method] = _line(x, interval(returns[:, None], stats.mean))._replace(seeds=returns)
-        if series:
-            charts.append(Chart("lines", series, title=task, xlabel=xlabel, ylabel="mean return of an epoch"))
-    if charts:
-        about = (
-            "Mean over seeds of the mean training return of each epoch, as the environment counts, with 95 % intervals "
-            f"if there are several seeds. {remark}"
-        )
-        yield Figure("tasks", "Task by task", about.strip(), tuple(charts))
+        charts.append(Chart("lines", series, title=task, xlabel=xlabel, ylabel="mean return of an epoch"))
+    about = (
+        "Mean over seeds of the mean training return of each epoch, as the environment counts, with 95 % intervals "
+        f"if there are several seeds. {remark}"
+    )
+    yield from _if_any("tasks", "Task by task", about, charts)
 
 
 # -- what was recorded during training ---------------------------------------------------------------------------
@@ -257,7 +255,10 @@ def _of_tasks(collected: Collected, remark: str) -> Iterator[Figure]:
 def _of_metrics(collected: Collected, remark: str) -> Iterator[Figure]:
     remark = f"Where there are more than {MOST_POINTS} rows, neighbours are averaged. {remark}"
     for name, words in PROBES.items():
-        charts = [_over_training(task, _lines(collected, task, name), words) for task in collected.tasks]
+        charts = []
+        for task in collected.tasks:
+            found = {method: collected.recorded(task, method, name) for method in collected.methods}
+            charts.append(_over_training(task, found, words))
         yield from _if_any(
             name.replace("_", "-"), words.capitalize(), f"Mean over seeds of the {words}. {remark}", charts
         )
@@ -276,8 +277,7 @@ def _churn(collected: Collected, remark: str) -> Iterator[Figure]:
     charts = []
     for task in collected.tasks:
         found = {method: collected.churn(task, cell) for method, cell in collected.methods.items()}
-        series = {method: _mean_line(*values) for method, values in found.items() if values}
-        charts.append(_over_training(task, series, ylabel, reference))
+        charts.append(_over_training(task, found, ylabel, reference))
     yield from _if_any("target-churn", "Target churn", f"{about}. {remark}", charts)
 
 
@@ -292,8 +292,7 @@ def _cosines(collected: Collected, remark: str) -> Iterator[Figure]:
     charts = []
     for task in collected.tasks:
         found = {label: collected.recorded(task, method, name) for label, name in columns.items()}
-        series = {label: _mean_line(*values) for label, values in found.items() if values}
-        charts.append(_over_training(task, series, "cosine of gradients"))
+        charts.append(_over_training(task, found, "cosine of gradients"))
     about = (
         f"Cosine between gradients of different losses at the same parameters, along the training of {method}. {remark}"
     )
@@ -307,16 +306,10 @@ def _weights(collected: Collected, remark: str) -> Iterator[Figure]:
         for method in learned:
             pairs = range(1, collected.methods[method].config.target_scheme.num_pairs + 1)
             found = {f"pair {k}": collected.recorded(task, method, f"pair_weight_{k}") for k in pairs}
-            series = {label: _mean_line(*values) for label, values in found.items() if values}
             title = task if len(learned) == 1 else f"{task}, {method}"
-            charts.append(replace(_over_training(task, series, "weight of the pair", 1.0), title=title))
+            charts.append(replace(_over_training(task, found, "weight of the pair", 1.0), title=title))
     about = f"The learned weight of each Bellman update; they sum to their number, and 1 is the plain sum. {remark}"
     yield from _if_any("weights", "Learned weights", about, charts)
-
-
-def _lines(collected: Collected, task: str, name: str) -> dict[str, Series]:
-    found = {method: collected.recorded(task, method, name) for method in collected.methods}
-    return {method: _mean_line(*values) for method, values in found.items() if values}
 
 
 def _mean_line(x: np.ndarray, values: np.ndarray) -> Series:
@@ -327,7 +320,8 @@ def _mean_line(x: np.ndarray, values: np.ndarray) -> Series:
     return _line(x[rows - 1 : whole : rows], interval(means[:, None], stats.mean))
 
 
-def _over_training(task: str, series: dict[str, Series], ylabel: str, reference: float | None = None) -> Chart:
+def _over_training(task: str, found: Mapping[str, Rows | None], ylabel: str, reference: float | None = None) -> Chart:
+    series = {label: _mean_line(*rows) for label, rows in found.items() if rows}
     xlabel = "frames" if _is_atari(task) else "agent steps"
     return Chart("lines", series, title=task, xlabel=xlabel, ylabel=ylabel, reference=reference)
 

@@ -84,7 +84,7 @@ def _words(column: tuple[Value, ...]) -> list[str]:
     numbers += [float(part) for cell in column if isinstance(cell, Interval) for part in cell]
     largest = max((abs(number) for number in numbers if math.isfinite(number)), default=0.0)
     decimals = 0 if largest >= 1000 else 1 if largest >= 20 else 2
-    if 0 < largest < 0.1:
+    if 1e-12 < largest < 0.1:  # below that it is an error of rounding
         decimals = 1 - math.floor(math.log10(largest))
 
     def word(cell: Value) -> str:

@@ -17,6 +17,7 @@ from isqn.experiments.study import Cell, Study, import_for, method_name, read_st
 from isqn.schemes import SCHEMES
 from isqn.types import UserError
 
+Rows = tuple[np.ndarray, np.ndarray]  # frames (rows,), and values (seeds, rows)
 NOT_A_METHOD = ("env_id", "seed", "experiment", "loop")  # the loops draw different runs of one distribution
 
 
@@ -57,7 +58,7 @@ class Collected:
             found.setdefault((one.task, one.method), []).append(one)
         return found
 
-    def recorded(self, task: str, method: str, name: str) -> tuple[np.ndarray, np.ndarray] | None:
+    def recorded(self, task: str, method: str, name: str) -> Rows | None:
         """Frames (rows,) and values (seeds, rows) of one column of metrics.csv, where all seeds have numbers."""
         tables = [one.metrics for one in self.of(task, method) if name in one.metrics]
         if not tables:
@@ -67,7 +68,7 @@ class Collected:
         known = np.isfinite(values).all(axis=0)
         return (tables[0]["frame"][:shortest][known], values[:, known]) if known.any() else None
 
-    def churn(self, task: str, cell: Cell) -> tuple[np.ndarray, np.ndarray] | None:
+    def churn(self, task: str, cell: Cell) -> Rows | None:
         """The same of the target churn, divided by that of the panel's target-free agent if each panel has one."""
         name = "target_churn_held_out"
         mine = self.recorded(task, cell.method, name)
@@ -120,7 +121,7 @@ def collect(folder: Path, baseline: str | None = None) -> Collected:
     if (folder / "study.toml").is_file():
         study = read_study(folder / "study.toml")
         runs = tuple(_of_study(folder, study))
-        found = Collected(study.name, baseline or study.baseline, tuple(study.cells), study.seeds, runs, study, folder)
+        found = Collected(study.name, baseline or study.baseline, study.cells, study.seeds, runs, study, folder)
     else:
         import_for(folder)
         cells, runs = _of_folder(folder)
@@ -163,7 +164,7 @@ def _of_folder(folder: Path) -> tuple[tuple[Cell, ...], tuple[Run, ...]]:
                 f"{found[one.key][0]} and {place} are the same run twice; report only one of their folders."
             )
         found[one.key] = place, one
-        cells.setdefault((one.task, name), Cell(one.task, name, config, in_panel=name, line=name))
+        cells.setdefault((one.task, name), Cell(one.task, name, config, in_panel=name))
     ordered = sorted(cells.values(), key=lambda cell: (cell.task, _place_in_the_paper(cell.config)))
     return tuple(ordered), tuple(one for _, one in found.values())
 

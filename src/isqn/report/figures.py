@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from isqn.report import charts, style
-from isqn.report.style import STYLE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -273,4 +272,4 @@ def _settings() -> Any:
     """Ours on top of matplotlib's own, whatever the reader's file of settings says."""
     from matplotlib import style as of_matplotlib
 
-    return of_matplotlib.context(["default", STYLE])
+    return of_matplotlib.context(["default", style.STYLE])

@@ -218,7 +218,7 @@ function draw(place) {
     place,
     traces.map((trace) => ({ ...trace, visible: isShown(trace) })),
     look,
-    { responsive: true, displayModeBar: false, displaylogo: false, doubleClick: "autosize", showAxisDragHandles: false },
+    { responsive: true, displayModeBar: false, doubleClick: "autosize", showAxisDragHandles: false },
   );
   for (const event of ["plotly_hover", "plotly_click"]) // a tap only clicks
     place.on(event, ({ points }) => readOut(place, points[0].x)); // the nearest is the first

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import shlex
 from collections import Counter
 from collections.abc import Iterable
 from functools import cache
@@ -16,15 +17,12 @@ from isqn.analysis import cost, stats
 from isqn.analysis.results import Run, ranges
 from isqn.experiments.config import Config
 from isqn.experiments.study import Cell
-from isqn.report.charts import Table
+from isqn.report.charts import Table, Value
 from isqn.report.collect import Collected
 from isqn.report.compare import Comparison, interval, mean_return
 from isqn.train import run
 from isqn.train.progress import duration
 from isqn.types import EnvSpec, UserError
-
-NOT_INSTALLED = "Empty where an environment is not installed here."
-
 
 # -- results -----------------------------------------------------------------------------------------------------
 
@@ -103,7 +101,7 @@ _size, _flops = cache(cost.size), cache(cost.flops_per_update)
 
 
 def spec_of(config: Config) -> EnvSpec | None:
-    return _spec(Config().replace(env_id=config.env_id, protocol=config.protocol, loop=config.loop))
+    return _spec(Config(env_id=config.env_id, protocol=config.protocol, loop=config.loop))
 
 
 def size(cell: Cell) -> cost.Size | None:
@@ -118,11 +116,11 @@ def sizes(collected: Collected) -> Table:
     rows = []
     for cell in collected.cells:
         found, spec, mine = size(cell), spec_of(cell.config), collected.of(cell.task, cell.method)
-        numbers: tuple[str, ...] = ("",) * 5
+        numbers: tuple[Value, ...] = (None,) * 5
         if found and spec:
             numbers = (
-                f"{found.parameters:,}",
-                f"{found.copied_parameters:,}",
+                found.parameters,
+                found.copied_parameters,
                 f"{found.network_bytes / 1e6:,.2f}",
                 f"{found.optimizer_bytes / 1e6:,.2f}",
                 f"{run.replay_memory(cell.config, spec).total / 1e6:,.1f}",
@@ -130,8 +128,11 @@ def sizes(collected: Collected) -> Table:
         peak = max(map(peak_megabytes, mine), default=0)
         rows.append((cell.task, cell.method, *numbers, f"{peak:,.0f}" if peak else ""))
     columns = ("task", "method", "parameters", "copied", "network MB", "optimizer MB", "replay MB", "process MB")
-    about = "Copied: parameters of older copies of the network. Process: the most memory it had, of all its seeds."
-    return Table("Parameters and memory", columns, tuple(rows), f"{about} {NOT_INSTALLED}")
+    about = (
+        "Copied: parameters of older copies of the network. Process: the most memory it had, of all its seeds. Empty "
+        "where an environment is not installed here."
+    )
+    return Table("Parameters and memory", columns, tuple(rows), about)
 
 
 class Work(NamedTuple):
@@ -246,18 +247,18 @@ def made_with(collected: Collected) -> Table:
         told = ", ".join(f"{name} {number}" for name, number in versions.items())
         protocol, device, commit = one.protocol, str(one.summary.get("device", "")), one.summary.get("git") or ""
         found[told, protocol, device, commit[:12]] += 1
-    rows = tuple((*key, str(count)) for key, count in found.items())
+    rows: tuple[tuple[Value, ...], ...] = tuple((*key, count) for key, count in found.items())
     return Table("Made with", ("versions", "protocol", "device", "commit", "runs"), rows)
 
 
 def commands(collected: Collected) -> Table:
     """What was typed: programs without their folders, and for the workers of a study the command that starts them."""
-    found = Counter(_command(one, collected.command) for one in collected.runs)
-    rows = tuple((command, str(count)) for command, count in found.items())
+    of_study = collected.command
+    rows = tuple(Counter(_command(one, of_study) for one in collected.runs).items())
     return Table("Commands", ("command", "runs"), rows)
 
 
 def _command(one: Run, of_study: str) -> str:
-    program, _, rest = str(one.summary.get("command", "")).partition(" ")
+    program, *rest = shlex.split(one.summary.get("command", "")) or [""]
     name = "isqn" if program.endswith("/isqn/cli.py") else Path(program).name  # the former: python -m isqn.cli
-    return of_study if of_study and name != "isqn" else f"{name} {rest}".strip() or "not known"
+    return of_study if of_study and name != "isqn" else shlex.join([name, *rest]) if name else "not known"

@@ -9,6 +9,7 @@ import io
 import json
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
@@ -182,7 +183,7 @@ def provenance() -> dict[str, Any]:
         "xla_flags": os.environ.get("XLA_FLAGS", ""),
         "versions": {name: found for name in packages if (found := _version(name))},
         "git": _git_hash(),
-        "command": " ".join(sys.argv),
+        "command": shlex.join(sys.argv),
     }
 
 
