@@ -177,6 +177,13 @@ def test_the_first_run_learns_the_known_values(tmp_path, monkeypatch, capsys):
         (["eval", "x", "--which", "bst"], 2, "--which is 'bst'; did you mean best?"),
         (["probe", "x", "--metric", "dormant", "dorment"], 2, "--metric is 'dorment'; did you mean dormant?"),
         (["list", "env"], 2, "`isqn list env` is not known; did you mean envs?"),
+        (
+            ["study", "meta", "--seeds", "1", "2", "--seeds=3"],
+            2,
+            "--seeds is given twice; give all its values after one --seeds.",
+        ),
+        (["study", "meta", "--out", ""], 2, "--out is empty; give it a value, or leave it out."),
+        (["train", "--experiment="], 2, "--experiment is empty; give it a value, or leave it out."),
         (["train", "--preset", "atari-cn"], 1, "The preset 'atari-cn' is not known; did you mean atari-cnn?"),
         (["cost", "clasic"], 1, "The preset 'clasic' is not known; did you mean classic?"),
         (["doctor", "--preset", "toi"], 1, "The preset 'toi' is not known; did you mean toy?"),

@@ -16,7 +16,7 @@ import pytest
 from isqn.cli import INTERRUPTED, main
 from isqn.experiments import drive, engines, worker
 from isqn.experiments.studies import find_study
-from isqn.experiments.study import Study, read_study
+from isqn.experiments.study import Study, import_all, read_study
 from isqn.experiments.study import to_toml as study_toml
 from isqn.train import checkpoint, record, run
 from isqn.types import UserError
@@ -200,7 +200,10 @@ def test_a_failed_job_is_listed_with_its_log_and_holds_up_no_other(tmp_path, cap
     log = tmp_path / "out" / "logs" / "isqn-Chain-v0--broken--0.log"
     assert "1 of 2 runs are there" in said
     assert said.count(f"FAILED isqn-Chain-v0--broken--0: {drive.last_line(log)} (log: {log})") == 1
-    assert said.endswith("isqn: 1 jobs failed; the same command tries them again\n")
+    assert said.endswith(
+        f"isqn: 1 job failed; the same command tries again, and `isqn report {tmp_path / 'out'} --missing drop` shows "
+        "the seeds that all methods have\n"
+    )
     assert drive.last_line(log).startswith("a loss or a parameter stopped being a finite number")
     assert "Traceback" in log.read_text()
 
@@ -259,7 +262,7 @@ def test_a_folder_with_runs_of_a_larger_study_is_refused(tmp_path):
     with pytest.raises(UserError) as error:
         drive.train(STUDY, tmp_path, engines.Local(1), quiet=True)
     assert str(error.value) == (
-        f"--out {tmp_path} has 1 runs that this study does not ask for, such as runs/isqn-Chain-v0/TB-DQN/seed-5; "
+        f"--out {tmp_path} has 1 run that this study does not ask for, such as runs/isqn-Chain-v0/TB-DQN/seed-5; "
         "choose another folder, or ask for those too."
     )
     assert not (tmp_path / "study.toml").exists()
@@ -287,6 +290,10 @@ def test_seeds_of_a_job(tmp_path):
         return [[job.config.seed + i for i in range(job.config.num_seeds)] for job in jobs]
 
     assert seeds(drive.jobs(study, tmp_path, seeds_per_job=3)) == [[1, 2], [0], [3], [5, 6, 7], [8]]
+    (cell.folder(tmp_path, 1) / "config.toml").rename(tmp_path / "aside")
+    with pytest.raises(UserError, match=r"seed-1 has no config\.toml any more; move it away to train it anew\."):
+        drive.jobs(study, tmp_path)
+    (tmp_path / "aside").rename(cell.folder(tmp_path, 1) / "config.toml")
     shutil.rmtree(cell.folder(tmp_path, 2))
     with pytest.raises(
         UserError, match=r"seed-1 was begun in one program with seed-2, which is not there any more; move"
@@ -319,7 +326,7 @@ def test_a_worker_finds_out_what_is_left(tmp_path):
 
 def test_an_error_of_any_kind_is_the_last_line_of_a_log(tmp_path, monkeypatch, capsys):
     def fail(*_):
-        error = ValueError("in my own loss")
+        error = ValueError("in my own loss\nand much more")
         error.add_note("JAX has removed its frames.")
         raise error
 
@@ -491,7 +498,7 @@ def test_a_study_that_imports_a_scheme_of_its_own(tmp_path):
         assert f"imports: {tmp_path / 'new_scheme.py'} is not what the runs in --out" in again.stderr
     (tmp_path / "new_scheme.py").unlink()
     (mine,) = map(str, (tmp_path / "out").glob("runs/*/2iS-DQN-K3/seed-0"))
-    for words in (["report", "out"], ["report", "out/runs"], ["eval", mine, "--episodes", "1"], ["resume", mine]):
+    for words in (["report", "out"], ["report", ".", "-o", "all"], ["eval", mine, "--episodes", "1"], ["resume", mine]):
         done = subprocess.run([*command[:3], *words], capture_output=True, text=True, check=False, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
 
@@ -514,6 +521,17 @@ def test_imports_that_fail_are_one_sentence(name, text, sentence, tmp_path):
     with pytest.raises(UserError) as error:
         read_study(tmp_path / "mine.toml")
     assert "cannot be imported: " + sentence in str(error.value)
+
+
+def test_a_file_is_imported_once(tmp_path):
+    """Or environments would be registered twice; a study's copy of it is the same file."""
+    for name in ("mine.py", "copy.py"):
+        (tmp_path / name).write_text(f"import os; os.mkdir({str(tmp_path / 'once')!r})")
+        import_all([str(tmp_path / name)])
+    assert (tmp_path / "once").is_dir()
+    (tmp_path / "mine.py").write_text(f"import os; os.rmdir({str(tmp_path / 'once')!r})")
+    import_all([str(tmp_path / "mine.py")])
+    assert not (tmp_path / "once").exists()
 
 
 def test_imports_of_one_name_are_refused(tmp_path):
@@ -557,4 +575,4 @@ def test_a_dry_run_of_a_part_counts_nothing_of_the_whole(tmp_path, monkeypatch, 
         assert f"{left} runs to train" in capsys.readouterr().out
     begin(Path("studies/training-time-mini"), cell, 20)
     assert main(["study", "training-time", "--dry-run"]) == 1
-    assert "has 1 runs that this study does not ask for" in capsys.readouterr().err
+    assert "has 1 run that this study does not ask for" in capsys.readouterr().err

@@ -229,6 +229,22 @@ def test_runs_that_are_all_as_unfinished_are_cut_too_and_it_is_said():
     assert found.notes == ("Cut: all runs to their first 2 of 3 epochs.",)
 
 
+@pytest.mark.parametrize("missing", ["fail", "drop", "truncate"])
+def test_epochs_of_other_lengths_are_refused(missing):
+    """On one task; on another one they may be longer."""
+    one = run("TB", 1, 7, 8, 9)
+    longer = one._replace(config=one.config.replace(epoch_steps=2_000, total_timesteps=6_000))
+    with pytest.raises(UserError) as refused:
+        gather(table(but=[longer]), TASK, METHODS, SEEDS, missing=missing)
+    assert str(refused.value) == (
+        "The epochs of CartPole-v1 TB seed 0 have 1000 steps and those of CartPole-v1 TB seed 1 2000; train them with "
+        "the same --epoch-steps, or report them apart."
+    )
+    elsewhere = [one._replace(task="Acrobot-v1", config=longer.config) for one in table(seeds=(1,))]
+    found = gather([*table(seeds=(1,)), *elsewhere], ("CartPole-v1", "Acrobot-v1"), METHODS, (1,), missing=missing)
+    assert found.returns["TB"].tolist() == [[[1, 2, 3], [1, 2, 3]]]
+
+
 @pytest.mark.parametrize("missing", ["fail", "drop"])
 def test_finished_runs_of_other_lengths_are_refused_unless_cut(missing):
     runs = table(but=[run("TB", 1, 7, 8, epochs=2)])

@@ -734,6 +734,23 @@ OTHER = "give one of them another `name`, or leave it out."
             {"along": "target_update_period", "methods": (TB, {**TB, "target_update_period": [100, 400]})},
             f"study small: the lines 'TB-DQN' and 'TB-DQN' are not told apart; {OTHER}",
         ),
+        (
+            {"methods": (TB, {**TF, "name": "tb-dqn"})},
+            f"study small: the methods 'TB-DQN' and 'tb-dqn' are not told apart; {OTHER}",
+        ),
+        (
+            {"settings": {"epoch_steps": 100, "total_timesteps": 400}, "methods": (TB, {**TF, "total_timesteps": 800})},
+            "study small: TB-DQN on CartPole-v1 has num_epochs 4 and TF-DQN on CartPole-v1 8; set their "
+            "total_timesteps and epoch_steps alike.",
+        ),
+        (
+            {
+                "settings": {"epoch_steps": 100, "total_timesteps": 400},
+                "methods": (TB, {**TF, "total_timesteps": 800, "epoch_steps": 200}),
+            },
+            "study small: TB-DQN on CartPole-v1 has total_timesteps 400 and TF-DQN on CartPole-v1 800; set their "
+            "total_timesteps and epoch_steps alike.",
+        ),
     ],
 )
 def test_a_bad_study_is_one_sentence(changes, sentence):

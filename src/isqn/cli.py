@@ -23,7 +23,7 @@ from isqn import __version__
 from isqn.experiments.config import MOST_SEED, Config, nearest, read_toml, slug
 from isqn.experiments.presets import AGENTS, PRESETS, preset_config, preset_for
 from isqn.experiments.worker import INTERRUPTED, SEEDS_PER_JOB
-from isqn.train.progress import say
+from isqn.train.progress import count, say
 from isqn.types import Interrupted, UserError
 
 USAGE = 2
@@ -291,6 +291,9 @@ def study(argv: list[str]) -> int:
         if args.scale:
             raise UserError(f"--scale is for the studies of the paper; {args.name} says its own sizes.")
         asked = read_study(Path(args.name))
+    elif (Path(args.name) / "study.toml").is_file():
+        file = Path(args.name) / "study.toml"
+        raise UserError(f"{args.name} is a folder; `isqn study {file} --out {args.name}` goes on with its study.")
     else:
         asked = find_study(args.name, args.scale or "mini")
     asked = asked.only(args.tasks, args.seeds)
@@ -321,7 +324,10 @@ def study(argv: list[str]) -> int:
     if not args.quiet:
         say(f"{outcome.finished} of {outcome.total} runs are there")
     if outcome.failed:
-        say(f"isqn: {len(outcome.failed)} jobs failed; the same command tries them again")
+        say(
+            f"isqn: {count(len(outcome.failed), 'job')} failed; the same command tries again, and `isqn report {out} "
+            "--missing drop` shows the seeds that all methods have"
+        )
         return 1
     if not args.report:
         return 0
@@ -331,7 +337,7 @@ def study(argv: list[str]) -> int:
 
 def _dry_run(asked: Any, out: Path, workers: int, seeds_per_job: int) -> int:
     from isqn.experiments import drive
-    from isqn.train.progress import duration
+    from isqn.train.progress import count, duration
 
     rows: list[tuple[str, ...]] = []
     total = 0.0
@@ -354,7 +360,8 @@ def _dry_run(asked: Any, out: Path, workers: int, seeds_per_job: int) -> int:
     header = ("task", "method", "runs", "to train", "steps", "parameters", "GB a job", "time of its jobs")
     print(*_table(header, rows), sep="\n")
     runs, left = sum(row.runs for row in planned), sum(row.to_do for row in planned)
-    print(f"{left} of {runs} runs to train: about {duration(total / workers)} with {workers} workers on this machine.")
+    time = f"about {duration(total / workers)} with {count(workers, 'worker')} on this machine"
+    print(f"{left} of {runs} runs to train: {time}.")
     return 0
 
 
@@ -626,16 +633,23 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
 
 def _parse(kind: Any, argv: list[str], prog: str, default: Any = None) -> Any:
     """A flag or a choice that is not known is answered with the nearest one; the rest is tyro's."""
-    options = _options(kind)
-    for word, following in itertools.zip_longest(argv, argv[1:], fillvalue=""):
+    options, lists = _options(kind), set()
+    for word, following in itertools.zip_longest(argv, argv[1:]):
         name, equals, value = word.partition("=")
         name = name.replace("_", "-")
         if not name.startswith("--") or name == "--help":
             continue
         if name not in options:
             raise UsageError(f"`{prog}` has no flag {name}; {nearest(name, options, f'`{prog} --help` lists them.')}")
-        if options[name]:
-            _require_choice(name, value if equals else following, options[name])
+        given = value if equals else following
+        if given == "":
+            raise UsageError(f"{name} is empty; give it a value, or leave it out.")
+        if get_origin(options[name]) is Literal:
+            _require_choice(name, given or "", get_args(options[name]))
+        if get_origin(options[name]) is tuple:
+            if name in lists:
+                raise UsageError(f"{name} is given twice; give all its values after one {name}.")
+            lists.add(name)
     extra = {} if default is None else {"default": default}
     with redirect_stderr(io.StringIO()) as box:
         try:
@@ -662,9 +676,9 @@ def _sentence(box: str) -> str:
 POSITIONAL = get_args(tyro.conf.Positional[str])[1]
 
 
-def _options(kind: Any) -> dict[str, tuple[str, ...]]:
-    """Every flag of a command, and what it can be set to where that is a list."""
-    options: dict[str, tuple[str, ...]] = {}
+def _options(kind: Any) -> dict[str, Any]:
+    """Every flag of a command, and its type."""
+    options: dict[str, Any] = {}
     for field_name, hint in get_type_hints(kind, include_extras=True).items():
         marks = getattr(hint, "__metadata__", ())
         if POSITIONAL in marks:
@@ -677,7 +691,7 @@ def _options(kind: Any) -> dict[str, tuple[str, ...]]:
         renamed = [mark.name for mark in marks if getattr(mark, "name", None)]
         names = [*aliases, *(f"--{name.replace('_', '-')}" for name in renamed or [field_name])]
         names += [f"--no-{name.removeprefix('--')}" for name in names if plain is bool]
-        options |= dict.fromkeys(names, get_args(plain) if get_origin(plain) is Literal else ())
+        options |= dict.fromkeys(names, plain)
     return options
 
 

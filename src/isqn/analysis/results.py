@@ -72,6 +72,8 @@ def read_run(folder: Path, config: Config, task: str, method: str) -> Run:
         if finished:  # nothing is written of last epochs in which no episode ended
             means = [*means, *[None] * (config.num_epochs - len(means))]
         returns = _filled(means)
+        if not np.isfinite(returns).all():
+            raise ValueError("returns must be numbers")
     with _undamaged(folder / "metrics.csv"):
         metrics = _columns(folder / "metrics.csv")
     return Run(task, method, config, returns, finished, summary, metrics)
@@ -158,6 +160,13 @@ def _common_seeds(wanted: list[Key], there: set[Key], missing: str) -> tuple[tup
 
 
 def _common_epochs(runs: list[Run], missing: str) -> tuple[int, list[str]]:
+    for one, other in itertools.pairwise(sorted(runs, key=lambda run: run.task)):
+        mine, theirs = one.config.epoch_steps, other.config.epoch_steps
+        if one.task == other.task and mine != theirs:
+            raise UserError(
+                f"The epochs of {_listed([one.key])} have {mine} steps and those of {_listed([other.key])} {theirs}; "
+                "train them with the same --epoch-steps, or report them apart."
+            )
     epochs = min(len(run.returns) for run in runs)
     longest = max(max(len(run.returns), run.config.num_epochs) for run in runs)
     if epochs == longest:

@@ -22,7 +22,7 @@ from isqn.experiments.study import Cell, Study
 from isqn.experiments.study import to_toml as study_toml
 from isqn.experiments.worker import SEEDS_PER_JOB
 from isqn.train import record, run
-from isqn.train.progress import duration, say
+from isqn.train.progress import count, duration, say
 from isqn.types import Interrupted, UserError
 
 POLL_SECONDS = 0.5
@@ -54,10 +54,12 @@ def jobs_of(cell: Cell, study: Study, out: Path, seeds_per_job: int) -> list[Job
 def _begun_together(folder: Path) -> tuple[int, ...]:
     """The seeds of its program; none if it has not begun."""
     others = [(folder / other).resolve() for other in record.read_summary(folder).get("trained_with", ())]
-    gone = [other.name for other in others if not (other / "config.toml").is_file()]
+    gone = [other for other in others if not (other / "config.toml").is_file()]
+    if folder.resolve() in gone:
+        raise UserError(f"{folder} has no config.toml any more; move it away to train it anew.")
     if gone:
         raise UserError(
-            f"{folder} was begun in one program with {gone[0]}, which is not there any more; move it away too."
+            f"{folder} was begun in one program with {gone[0].name}, which is not there any more; move it away too."
         )
     return tuple(sorted(read_toml(other / "config.toml").seed for other in others))
 
@@ -93,6 +95,7 @@ def train(
     study: Study, out: Path, engine: Engine, *, seeds_per_job: int = SEEDS_PER_JOB, quiet: bool = False
 ) -> Outcome:
     """Train what is missing. Failed jobs are listed, and hold up no other; Interrupted if asked to stop."""
+    require_environments(study)
     out = out.resolve()  # a worker may start elsewhere
     with closing(engine), record.hold([out], "--out"):
         _require_these_runs(study, out)
@@ -109,6 +112,15 @@ def train(
         return Outcome(states["finished"], sum(states.values()), failed)
 
 
+def require_environments(study: Study) -> None:
+    """Before a folder is made."""
+    for task, cell in {cell.task: cell for cell in study.cells}.items():
+        try:
+            run.specification(cell.config)
+        except UserError as error:
+            raise UserError(f"study {study.name}, {task}: {error}") from None
+
+
 def _require_these_runs(study: Study, out: Path) -> None:
     """What is in the folder is of this study, and the report will leave out none of it."""
     asked = folders(study, out)
@@ -119,7 +131,7 @@ def _require_these_runs(study: Study, out: Path) -> None:
     others = [folder for folder in there if folder not in asked]
     if others:
         raise UserError(
-            f"--out {out} has {len(others)} runs that this study does not ask for, such as "
+            f"--out {out} has {count(len(others), 'run')} that this study does not ask for, such as "
             f"{others[0].relative_to(out)}; choose another folder, or ask for those too."
         )
     for name, copy in _copies(study, out).items():
@@ -166,6 +178,7 @@ class Planned(NamedTuple):
 
 def estimate(study: Study, out: Path, workers: int, seeds_per_job: int) -> list[Planned]:
     """What is left to train and how long it takes here: measured on the method with the most heads."""
+    require_environments(study)
     _require_these_runs(study, out)
     share_cores(workers)
     measured: dict[tuple[object, ...], tuple[float, float]] = {}
@@ -236,7 +249,7 @@ def _drive(pending: list[Job], engine: Engine, board: Board, should_stop: Callab
 
 
 def _stop(running: dict[Handle, Job], board: Board) -> None:
-    board.say(f"saving {len(running)} jobs")
+    board.say(f"saving {count(len(running), 'job')}")
     for handle in running:
         handle.stop()
     end = time.monotonic() + STOP_SECONDS

@@ -163,11 +163,14 @@ class Study:
                     "let the method say what they differ in."
                 )
         for one, other in itertools.pairwise(self.cells):
-            if one.config.num_epochs != other.config.num_epochs:  # curves and areas are compared epoch by epoch
-                raise UserError(
-                    f"{where}: {one.place} on {one.task} has {one.config.num_epochs} epochs and {other.place} on "
-                    f"{other.task} has {other.config.num_epochs}; set their total_timesteps or epoch_steps alike."
-                )
+            alike = ["num_epochs", "total_timesteps", "epoch_steps"] if one.task == other.task else ["num_epochs"]
+            for name in alike:  # curves and areas are compared epoch by epoch
+                mine, theirs = getattr(one.config, name), getattr(other.config, name)
+                if mine != theirs:
+                    raise UserError(
+                        f"{where}: {one.place} on {one.task} has {name} {mine} and {other.place} on {other.task} "
+                        f"{theirs}; set their total_timesteps and epoch_steps alike."
+                    )
         for cell in first:
             _require_folder_name(cell.method, f"{where}: the name of a method")
         _require_different([cell.method for cell in first], f"{where}: the methods")
@@ -314,12 +317,13 @@ RENAME = "give one of them another `name`, or leave it out"
 
 
 def _require_different(names: list[str], what: str, cure: str = RENAME) -> None:
-    """As folders too."""
+    """As folders too, also where these do not tell capital letters apart."""
     seen: dict[str, str] = {}
     for name in names:
-        if slug(name) in seen:
-            raise UserError(f"{what} {seen[slug(name)]!r} and {name!r} are not told apart; {cure}.")
-        seen[slug(name)] = name
+        folder = slug(name).lower()
+        if folder in seen:
+            raise UserError(f"{what} {seen[folder]!r} and {name!r} are not told apart; {cure}.")
+        seen[folder] = name
 
 
 def _require_folder_name(name: str, what: str) -> None:
@@ -356,6 +360,7 @@ def _key(name: str) -> str:
     return name if re.fullmatch(r"[\w-]+", name, re.ASCII) else toml_value(name)
 
 
+_IMPORTED: set[str] = set()  # files by their text: the copy of one in a study is the same
 _KINDS: dict[str, tuple[type, str]] = {
     "seeds": (list, "a list"),
     "tasks": (list, "tables, each under [[tasks]]"),
@@ -375,10 +380,14 @@ def read_study(path: Path) -> Study:
 
 
 def import_all(names: Iterable[str]) -> None:
-    """What registers itself when it is imported, in this process."""
+    """What registers itself when it is imported, in this process; once, as it may not like to be twice."""
     for name in names:
         try:
-            runpy.run_path(name) if name.endswith(".py") else importlib.import_module(name)
+            if not name.endswith(".py"):
+                importlib.import_module(name)
+            elif (text := Path(name).read_text()) not in _IMPORTED:
+                runpy.run_path(name)
+                _IMPORTED.add(text)
         except (Exception, SystemExit) as error:  # whatever is wrong in a file of the user's
             raise UserError(f"imports: {name!r} cannot be imported: {type(error).__name__}: {error}.") from error
 

@@ -43,7 +43,7 @@ def main(argv: list[str]) -> int:
     except Exception as error:
         traceback.print_exc()  # and below it one sentence, which is what the study shows
         what = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
-        print(f"isqn: {what}{error}", file=sys.stderr, flush=True)
+        print(f"isqn: {what}{str(error).strip().partition(chr(10))[0]}", file=sys.stderr, flush=True)
         return FAILED
 
 
@@ -75,7 +75,10 @@ def train_job(config: Config, method_dir: Path) -> None:
             else:
                 lost = [folder(seed) for seed in together if checkpoint.steps(folder(seed))]
                 if lost:
-                    raise UserError(f"{lost[0]} has checkpoints and no summary.json that can be read; move it away.")
+                    raise UserError(
+                        f"{lost[0]} has checkpoints and no summary.json that can be read; move it away, or, if it had "
+                        f"finished, let `isqn resume {lost[0]}` write it again."
+                    )
                 new = config.replace(seed=first, num_seeds=len(together))
                 # a folder that a kill left half made holds nothing yet
                 run.start(new, method_dir if len(together) > 1 else folder(first), overwrite=True)

@@ -123,7 +123,6 @@ def collect(folder: Path, baseline: str | None = None) -> Collected:
         runs = tuple(_of_study(folder, study))
         found = Collected(study.name, baseline or study.baseline, study.cells, study.seeds, runs, study, folder)
     else:
-        import_for(folder)
         cells, runs = _of_folder(folder)
         seeds = tuple(sorted({one.config.seed for one in runs}))
         first = min((cell.method for cell in cells), key=lambda name: not name.startswith("TB"))
@@ -152,6 +151,8 @@ def _of_folder(folder: Path) -> tuple[tuple[Cell, ...], tuple[Run, ...]]:
     places = [place for place in places if any((place / name).is_file() for name in ("summary.json", "episodes.csv"))]
     if not places:
         raise UserError(f"There is no run in {folder}; `isqn train` and `isqn study` make some.")
+    for place in places:
+        import_for(place)
     configs = {place: read_toml(place / "config.toml") for place in places}
     varied = _varied(list(configs.values()))
     cells: dict[tuple[str, str], Cell] = {}

@@ -39,7 +39,8 @@ def write(folder: Path, out: Path, options: Options, baseline: str | None = None
     names = [figure.name for figure in drawn]
     for name in only:
         if name not in names:
-            raise UserError(f"--figure {name!r} is not in this report; {nearest(name, names)}")
+            why = " ".join(report.notes)
+            raise UserError(f"--figure {name!r} is not in this report; {nearest(name, names)} {why}".strip())
     with writable(out, "--out"):
         out.mkdir(parents=True, exist_ok=True)
         labels = report.labels

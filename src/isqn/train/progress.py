@@ -22,6 +22,10 @@ def say(sentence: str) -> None:
     _write(("\r\x1b[K" if sys.stderr.isatty() else "") + sentence + "\n")
 
 
+def count(number: int, thing: str) -> str:
+    return f"{number:,} {thing}{'s' * (number != 1)}"
+
+
 def _write(text: str) -> None:
     with suppress(OSError):  # a pipe that broke, a terminal that closed
         sys.stderr.write(text)
