@@ -343,7 +343,7 @@ def test_a_worker_deletes_no_checkpoint(tmp_path):
     (folder,) = run.start(config, tmp_path / "seed-0", quiet=True)
     (folder / "summary.json").write_text("{")
     with pytest.raises(
-        UserError, match=r"seed-0 has checkpoints and no summary\.json that can be read; move it away\."
+        UserError, match=r"seed-0 has checkpoints and no summary\.json that can be read; move it away, or, if"
     ):
         worker.train_job(config.replace(num_seeds=2), tmp_path)
     assert checkpoint.steps(folder)
