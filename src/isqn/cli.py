@@ -22,8 +22,9 @@ import tyro
 from isqn import __version__
 from isqn.experiments.config import MOST_SEED, Config, nearest, read_toml, slug
 from isqn.experiments.presets import AGENTS, PRESETS, preset_config, preset_for
+from isqn.experiments.study import import_for
 from isqn.experiments.worker import INTERRUPTED, SEEDS_PER_JOB
-from isqn.train.progress import count, say
+from isqn.train.progress import count, duration, say
 from isqn.types import Interrupted, UserError
 
 USAGE = 2
@@ -121,8 +122,6 @@ def _base_config(argv: list[str]) -> tuple[Config, str]:
     if file:
         if preset:
             raise UsageError("--config and --preset both say where to start from; give one of them.")
-        from isqn.experiments.study import import_for
-
         import_for(Path(file))
         return read_toml(Path(file)), file
     if preset and preset != "auto":
@@ -152,10 +151,8 @@ class Resume:
 
 def resume(argv: list[str]) -> int:
     args = _parse(Resume, argv, "isqn resume")
-    from isqn.experiments.study import import_for
     from isqn.train import run
 
-    import_for(args.run_dir)
     with redirect_stdout(sys.stderr):
         went_on = run.resume(args.run_dir, quiet=args.quiet)
     if not went_on and not args.quiet:
@@ -194,12 +191,10 @@ def evaluate(argv: list[str]) -> int:
     import numpy as np
 
     from isqn.envs.adapter import make_environment
-    from isqn.experiments.study import import_for
     from isqn.train import run
     from isqn.train.evaluate import evaluate as play
     from isqn.train.evaluate import load_agent_state
 
-    import_for(args.run_dir)
     config = run.read_config(args.run_dir)
     if args.acting_rule != "as-trained":
         config = config.replace(acting_rule=args.acting_rule)
@@ -337,7 +332,6 @@ def study(argv: list[str]) -> int:
 
 def _dry_run(asked: Any, out: Path, workers: int, seeds_per_job: int) -> int:
     from isqn.experiments import drive
-    from isqn.train.progress import count, duration
 
     rows: list[tuple[str, ...]] = []
     total = 0.0
@@ -445,10 +439,8 @@ def probe(argv: list[str]) -> int:
     for metric in args.metric:
         _require_choice("--metric", metric, METRICS)
     _require_seed(args.seed)
-    from isqn.experiments.study import import_for
     from isqn.train.probe import probe_run
 
-    import_for(args.run_dir)
     with redirect_stdout(sys.stderr):
         found = probe_run(args.run_dir, args.metric, args.which, args.samples, args.updates, args.seed)
     if args.json:
@@ -727,11 +719,7 @@ def console() -> None:
     if sys.stdout is None or sys.stderr is None:  # closed by whoever called
         nowhere = open(os.devnull, "w")  # noqa: SIM115 - for as long as the process lives
         sys.stdout, sys.stderr = sys.stdout or nowhere, sys.stderr or nowhere
-    code = main()
-    if code == 130:
-        sys.stdout.flush()
-        os._exit(code)  # an orderly end, with the compiler still at work in a thread, is a segmentation fault
-    sys.exit(code)
+    sys.exit(main())
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -759,7 +747,7 @@ def main(argv: list[str] | None = None) -> int:
         return USAGE if isinstance(error, UsageError) else 1
     except KeyboardInterrupt:
         sys.stdout.flush()
-        os._exit(130)  # if XLA is at work in a thread, it would crash where Python ends around it
+        os._exit(130)  # an orderly end, with the compiler still at work in a thread, is a segmentation fault
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

@@ -95,7 +95,7 @@ def train(
     study: Study, out: Path, engine: Engine, *, seeds_per_job: int = SEEDS_PER_JOB, quiet: bool = False
 ) -> Outcome:
     """Train what is missing. Failed jobs are listed, and hold up no other; Interrupted if asked to stop."""
-    require_environments(study)
+    _require_environments(study)
     out = out.resolve()  # a worker may start elsewhere
     with closing(engine), record.hold([out], "--out"):
         _require_these_runs(study, out)
@@ -112,7 +112,7 @@ def train(
         return Outcome(states["finished"], sum(states.values()), failed)
 
 
-def require_environments(study: Study) -> None:
+def _require_environments(study: Study) -> None:
     """Before a folder is made."""
     for task, cell in {cell.task: cell for cell in study.cells}.items():
         try:
@@ -178,7 +178,7 @@ class Planned(NamedTuple):
 
 def estimate(study: Study, out: Path, workers: int, seeds_per_job: int) -> list[Planned]:
     """What is left to train and how long it takes here: measured on the method with the most heads."""
-    require_environments(study)
+    _require_environments(study)
     _require_these_runs(study, out)
     share_cores(workers)
     measured: dict[tuple[object, ...], tuple[float, float]] = {}

@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 
 from isqn.analysis.results import Key, References, Run, read_run
-from isqn.experiments.config import Config, nearest, nearest_path, read_toml
+from isqn.experiments.config import Config, nearest, nearest_path
 from isqn.experiments.studies import command
-from isqn.experiments.study import Cell, Study, import_for, method_name, read_study
+from isqn.experiments.study import Cell, Study, method_name, read_study
 from isqn.schemes import SCHEMES
+from isqn.train.run import read_config
 from isqn.types import UserError
 
 Rows = tuple[np.ndarray, np.ndarray]  # frames (rows,), and values (seeds, rows)
@@ -151,9 +152,7 @@ def _of_folder(folder: Path) -> tuple[tuple[Cell, ...], tuple[Run, ...]]:
     places = [place for place in places if any((place / name).is_file() for name in ("summary.json", "episodes.csv"))]
     if not places:
         raise UserError(f"There is no run in {folder}; `isqn train` and `isqn study` make some.")
-    for place in places:
-        import_for(place)
-    configs = {place: read_toml(place / "config.toml") for place in places}
+    configs = {place: read_config(place) for place in places}
     varied = _varied(list(configs.values()))
     cells: dict[tuple[str, str], Cell] = {}
     found: dict[Key, tuple[Path, Run]] = {}

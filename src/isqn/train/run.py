@@ -22,6 +22,7 @@ from isqn.envs import atari
 from isqn.envs.adapter import Environment, make_environment, require_protocol
 from isqn.envs.native import has_native, make_native
 from isqn.experiments.config import Config, flag, nearest_path, read_toml, seed_dir
+from isqn.experiments.study import import_for
 from isqn.train import checkpoint, compiled, host, record, timing
 from isqn.train.loop import Epoch
 from isqn.train.progress import Progress, duration
@@ -190,6 +191,7 @@ def read_config(run_dir: Path) -> Config:
         if not run_dir.exists():
             raise UserError(f"{run_dir} does not exist{nearest_path(run_dir) or '; give the folder of a run.'}")
         raise UserError(f"{run_dir} is not a run: there is no config.toml in it.")
+    import_for(run_dir)
     return read_toml(run_dir / "config.toml")
 
 
