@@ -261,6 +261,20 @@ def test_the_legend_is_read_in_the_order_given_within_the_figure():
     assert box.y1 < min(axis.get_tightbbox().y0 for axis in drawn.axes)
 
 
+@pytest.mark.parametrize("game", ["Pong", "SpaceInvaders", "A task with a very long name"])
+@pytest.mark.parametrize("kind", ["bars", "lines"])
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 7])
+def test_the_titles_of_panels_stay_apart_and_within_the_figure(kind, count, game):
+    chart = Chart(
+        kind, {"TB-DQN": bar(1.0) if kind == "bars" else line(-500.0, 2.0)}, f"MinAtar/{game}-v1", ylabel="return"
+    )
+    drawn = draw(*[chart] * count)
+    boxes = [axis.title.get_window_extent() for axis in drawn.axes]
+    room = drawn.dpi * 0.03
+    assert all(room < box.x0 and box.x1 < drawn.bbox.width - room for box in boxes)
+    assert all(one.x1 + room < other.x0 for one, other in itertools.pairwise(boxes) if one.y0 == other.y0)
+
+
 @pytest.mark.parametrize("count", [1, 2, 3, 7, 9, 13])
 def test_the_legend_never_leaves_the_figure(count):
     drawn = draw(Chart("lines", {f"pair {i}": line(1.0, 2.0) for i in range(count)}))

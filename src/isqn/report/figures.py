@@ -103,7 +103,7 @@ def _comparable(panels: tuple[charts.Chart, ...]) -> bool:
 
 def _width(chart: charts.Chart, columns: int) -> float:
     """Of a panel without what stands beside it, in inches. Bars are as wide as the words under them."""
-    title = _text_width(chart.title, "axes.titlesize") - 0.3
+    title = _text_width(chart.title, "axes.titlesize") + 0.1  # matplotlib makes no room for it
     if chart.kind == "lines":
         return max(PANELS.get(columns, SMALL_PANEL)[0], title)
     words = [_text_width(line, "xtick.labelsize") for label in chart.series for line in _lines_of(label)]
