@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import shutil
 import signal
 import subprocess
@@ -342,9 +343,11 @@ def test_a_worker_deletes_no_checkpoint(tmp_path):
     config = CELL.config.replace(loop="compiled", total_timesteps=500, epoch_steps=500, log_period_steps=250, seed=0)
     (folder,) = run.start(config, tmp_path / "seed-0", quiet=True)
     (folder / "summary.json").write_text("{")
-    with pytest.raises(
-        UserError, match=r"seed-0 has checkpoints and no summary\.json that can be read; move it away, or, if"
-    ):
+    sentence = (
+        f"{folder} has checkpoints and no summary.json that can be read; move it away, or, if it had finished, "
+        f"let `isqn resume {folder}` write it again."
+    )
+    with pytest.raises(UserError, match=f"^{re.escape(sentence)}$"):
         worker.train_job(config.replace(num_seeds=2), tmp_path)
     assert checkpoint.steps(folder)
 
@@ -501,6 +504,9 @@ def test_a_study_that_imports_a_scheme_of_its_own(tmp_path):
     for words in (["report", "out"], ["report", ".", "-o", "all"], ["eval", mine, "--episodes", "1"], ["resume", mine]):
         done = subprocess.run([*command[:3], *words], capture_output=True, text=True, check=False, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
+    load = [sys.executable, "-c", "import isqn, sys; print(isqn.Model.load(sys.argv[1]).num_timesteps)", mine]
+    done = subprocess.run(load, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.stdout == "500\n", done.stderr
 
 
 @pytest.mark.parametrize(

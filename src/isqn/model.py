@@ -18,7 +18,7 @@ import numpy as np
 from isqn.agents.q_learning import AgentState
 from isqn.data.files import DamagedFile
 from isqn.envs.adapter import Environment, make_environment
-from isqn.experiments.config import Config, from_mapping, read_toml, to_toml
+from isqn.experiments.config import Config, from_mapping, to_toml
 from isqn.experiments.presets import preset_config, preset_for
 from isqn.schemes import TargetScheme, k_of
 from isqn.train import checkpoint, record, run
@@ -153,7 +153,7 @@ class Model:
             raise UserError(f"{folder} is neither a saved model nor a run: there is no config.toml in it.")
         model = cls.__new__(cls)
         model._env = None if env is None else make_environment(env)
-        config = read_toml(folder / "config.toml")
+        config = run.read_config(folder)
         if not (folder / "model").is_dir():
             model._begin(config)
             model.state, model.num_timesteps = load_agent_state(folder, model._agent)
