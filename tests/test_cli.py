@@ -76,7 +76,7 @@ def answer(capsys):
 def process(*words: str, **streams) -> subprocess.CompletedProcess:
     """The command in a process of its own."""
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | streams
-    return subprocess.run([sys.executable, "-m", "isqn.cli", *words], **streams, text=True, check=False)
+    return subprocess.run([sys.executable, "-m", "isqn", *words], **streams, text=True, check=False)
 
 
 # -- first steps -----------------------------------------------------------------------------------------------
@@ -451,6 +451,21 @@ def test_ctrl_c_is_silent(monkeypatch, capsys):
     main(["train", "--quiet"])
     assert codes == [130]
     assert capsys.readouterr() == ("", "")
+
+
+def test_ctrl_c_is_silent_while_jax_is_imported():
+    code = """
+import sys
+class Stop:
+    def find_spec(self, name, *rest):
+        if name == "jax":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Stop())
+from isqn.__main__ import console
+console()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
 def test_nobody_reading_is_no_failure(tmp_path):

@@ -94,7 +94,7 @@ def start(out: Path, *words: str) -> subprocess.Popen:
     command = [
         sys.executable,
         "-m",
-        "isqn.cli",
+        "isqn",
         "study",
         str(file),
         "--out",
@@ -456,7 +456,7 @@ def test_the_table_of_progress(tmp_path):
 )
 def test_bad_words(words, sentence, tmp_path):
     """In a process of its own: submitit keeps the output of the one that imports it."""
-    command = [sys.executable, "-m", "isqn.cli", "study", "online-plain", "--out", str(tmp_path / "out"), *words]
+    command = [sys.executable, "-m", "isqn", "study", "online-plain", "--out", str(tmp_path / "out"), *words]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode in (1, 2)
     said = done.stderr
@@ -486,7 +486,7 @@ def test_a_study_that_imports_a_scheme_of_its_own(tmp_path):
     text = study_toml(STUDY.replace(seeds=(0,), settings=fast))
     text = text.replace("baseline", 'imports = ["new_scheme.py"]\nbaseline')
     (tmp_path / "mine.toml").write_text(text + '\n[[methods]]\nscheme = "two-chains"\nnum_bellman_iterations = 3\n')
-    command = [sys.executable, "-m", "isqn.cli", "study", "mine.toml", "--out", "out"]
+    command = [sys.executable, "-m", "isqn", "study", "mine.toml", "--out", "out"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "2iS-DQN K=3" in done.stdout

@@ -68,7 +68,7 @@ def test_analysis_and_report_do_not_bring_flax_along(package):
 
 def test_nothing_imports_the_command_line():
     for module in MODULES:
-        if module != "isqn.cli":
+        if module != "isqn.__main__":
             assert not any(within(name, "isqn.cli") for name in imports(module)), module
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -556,7 +557,7 @@ def test_versions_and_commands_are_shown_without_folders(tmp_path):
     commands = {
         0: "/home/me/.venv/lib/isqn/experiments/worker.py out/jobs/a.toml out/runs/b",
         1: "/home/me/.venv/bin/isqn resume out/runs/b/seed-1",
-        2: "/usr/lib/python3/isqn/cli.py resume out/runs/b/seed-2",
+        2: "/usr/lib/python3/isqn/__main__.py resume out/runs/b/seed-2",
     }
     summary = {"python": "3.11.7", "versions": {"isqn": "0.1.0", "jax": "0.9"}, "device": "cpu:0", "git": "a" * 40}
     asked = study(TB, seeds=(0, 1, 2))
@@ -746,6 +747,21 @@ def test_the_same_runs_give_the_same_bytes(reported, tmp_path):
     assert len(files) == 4 + 2 * 4
     for file in files:
         assert (tmp_path / file).read_bytes() == (reported.out / file).read_bytes(), file
+
+
+def test_figures_of_an_earlier_report_are_dropped_and_other_files_are_not(tmp_path):
+    three = lay(tmp_path / "s", study(TB, TF, seeds=(0, 1)), lambda *_: [1, 2])
+    out, theirs = tmp_path / "out" / "figures", tmp_path / "out" / "figures" / "mine.csv"
+    write(three, tmp_path / "out", Options())
+    theirs.write_text("of the user")
+    shutil.copytree(out, tmp_path / "before")
+    for file in list(out.glob("auc.*")):
+        file.rename(file.with_stem("of-an-earlier-report"))
+    write(three, tmp_path / "out", Options(), only=("curves",))
+    assert (out / "of-an-earlier-report.csv").exists()  # only some were asked for
+    write(three, tmp_path / "out", Options())
+    assert {file.name for file in out.iterdir()} == {file.name for file in (tmp_path / "before").iterdir()}
+    assert theirs.read_text() == "of the user"
 
 
 def test_watch_makes_the_page_anew_until_every_run_has_finished(tmp_path, monkeypatch):

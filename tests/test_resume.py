@@ -204,7 +204,7 @@ def test_a_number_that_is_not_finite_stops_the_run_at_the_last_good_checkpoint(c
 
 
 def command(*words: str) -> list[str]:
-    return [sys.executable, "-m", "isqn.cli", *words]
+    return [sys.executable, "-m", "isqn", *words]
 
 
 def start_process(*words: str) -> subprocess.Popen:

@@ -714,14 +714,6 @@ def _plain_warnings() -> Iterator[None]:
         warnings.formatwarning = elsewhere
 
 
-def console() -> None:
-    """The console script."""
-    if sys.stdout is None or sys.stderr is None:  # closed by whoever called
-        nowhere = open(os.devnull, "w")  # noqa: SIM115 - for as long as the process lives
-        sys.stdout, sys.stderr = sys.stdout or nowhere, sys.stderr or nowhere
-    sys.exit(main())
-
-
 def main(argv: list[str] | None = None) -> int:
     argv = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in argv
@@ -762,7 +754,3 @@ def main(argv: list[str] | None = None) -> int:
             message = f"{error.filename2 or error.filename} cannot be read or written ({error.strerror})"
         say(f"isqn: {message} (add --debug for the traceback)")
         return 1
-
-
-if __name__ == "__main__":
-    console()

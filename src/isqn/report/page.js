@@ -167,7 +167,7 @@ function layout(chart) {
           spikecolor: "#b5bcc4",
         }),
     yaxis: isBars ? axis(chart.xlabel, [], { type: "category", autorange: "reversed", dtick: 1, showgrid: false, ticklabelstandoff: 4 }) : values,
-    shapes: reference === null ? [] : [{ type: "line", ...ends, line: { color: "#777777", width: 1.2, dash: "5px,4px" } }],
+    shapes: reference === null ? [] : [{ type: "line", layer: "between", ...ends, line: { color: "#777777", width: 1.2, dash: "5px,4px" } }],
     annotations: numbers.length ? [] : [nothing],
     barmode: "overlay",
     bargap: 0.28,

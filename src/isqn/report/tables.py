@@ -260,5 +260,5 @@ def commands(collected: Collected) -> Table:
 
 def _command(one: Run, of_study: str) -> str:
     program, *rest = shlex.split(one.summary.get("command", "")) or [""]
-    name = "isqn" if program.endswith("/isqn/cli.py") else Path(program).name  # the former: python -m isqn.cli
+    name = "isqn" if program.endswith("/isqn/__main__.py") else Path(program).name  # the former: python -m isqn
     return of_study if of_study and name != "isqn" else shlex.join([name, *rest]) if name else "not known"

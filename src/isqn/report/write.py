@@ -43,6 +43,8 @@ def write(folder: Path, out: Path, options: Options, baseline: str | None = None
             raise UserError(f"--figure {name!r} is not in this report; {nearest(name, names)} {why}".strip())
     with writable(out, "--out"):
         out.mkdir(parents=True, exist_ok=True)
+        if not only:
+            _drop_others(out / "figures", names)
         labels = report.labels
         for figure in drawn:
             if not only or figure.name in only:
@@ -56,6 +58,16 @@ def write(folder: Path, out: Path, options: Options, baseline: str | None = None
         replace_text(out / "headline.json", json.dumps(report.headline.as_json(), indent=1) + "\n")
         replace_text(out / "index.html", page.render(report))
     return report
+
+
+def _drop_others(folder: Path, names: list[str]) -> None:
+    """Figures of an earlier report which this one does not have: what has all of their files is one."""
+    suffixes = (*figures.FORMATS, "csv")
+    for numbers in folder.glob("*.csv"):
+        files = [numbers.with_suffix(f".{suffix}") for suffix in suffixes]
+        if numbers.stem not in names and all(file.is_file() for file in files):
+            for file in files:
+                file.unlink()
 
 
 def write_csv(path: Path, collected: Collected) -> None:
