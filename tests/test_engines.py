@@ -558,13 +558,34 @@ def test_the_estimate_of_a_dry_run(tmp_path, monkeypatch):
     study = STUDY.replace(methods=(*STUDY.methods, {"scheme": "iterated-shared", "num_bellman_iterations": 9}))
     begin(tmp_path, study.cells[0], 3)
     (study.cells[0].folder(tmp_path, 3) / "metrics.csv").write_text("step\n1000\n")
-    rows = drive.estimate(study, tmp_path, 2, 5)
+    rows, _ = drive.estimate(study, tmp_path, 2, 5)
     assert measured == ["iS-DQN K=9"]
     assert [(row.method, row.runs, row.to_do, row.seconds) for row in rows] == [
-        ("TB-DQN", 2, 2, 2 * 10 + 0.5 * (3_000 + 4_000)),
-        ("iS-DQN K=9", 2, 2, 2 * 10 + 0.5 * 8_000),
+        ("TB-DQN", 2, 2, [10 + 0.5 * 3_000, 10 + 0.5 * 4_000]),
+        ("iS-DQN K=9", 2, 2, [10 + 0.5 * 4_000] * 2),
     ]
     assert [row.parameters for row in rows] == [2 * (8 * 8 + 8 + 8 * 2 + 2), 8 * 8 + 8 + 10 * (8 * 2 + 2)]
+
+
+@pytest.mark.parametrize(
+    ("workers", "cores", "seconds"),
+    [
+        (1, 4, 1_500 + 3 * 2_000),
+        (2, 4, 4_000),  # the first worker takes the third job, when it is done with its short one
+        (8, 2, 4_000),  # eight workers have two cores
+        (8, 8, 2_000),  # and there are four jobs
+    ],
+)
+def test_the_time_of_a_dry_run_is_that_of_the_last_worker(tmp_path, monkeypatch, workers, cores, seconds):
+    monkeypatch.setattr(drive.run, "seconds_per_step", lambda config: 0.5)
+    monkeypatch.setattr(drive, "share_cores", lambda workers: None)
+    monkeypatch.setattr(drive, "visible_gpus", list)
+    monkeypatch.setattr(drive.record, "usable_cores", lambda: list(range(cores)))
+    monkeypatch.setattr(drive.time, "perf_counter", lambda: 0.0)
+    study = STUDY.replace(methods=(*STUDY.methods, {"scheme": "iterated-shared", "num_bellman_iterations": 9}))
+    begin(tmp_path, study.cells[0], 3)
+    (study.cells[0].folder(tmp_path, 3) / "metrics.csv").write_text("step\n1000\n")
+    assert drive.estimate(study, tmp_path, workers, 5)[1] == seconds
 
 
 def test_a_dry_run_of_a_part_counts_nothing_of_the_whole(tmp_path, monkeypatch, capsys):

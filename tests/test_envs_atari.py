@@ -278,11 +278,6 @@ def test_scores():
     assert [len(games) for games in lists] == [15, 10, 10, 7, 3]
     assert all(len(set(games)) == len(games) and set(games) <= set(scores.SCORES) for games in lists)
     assert len(scores.SCORES) == 16
-    assert scores.human_normalised("Pong", -20.7) == 0
-    assert scores.human_normalised("ALE/Pong-v5", 14.6) == 1
-    assert scores.human_normalised("Breakout", 198.0) == pytest.approx(6.82, abs=0.01)  # spec, section 9
-    with pytest.raises(Exception, match="no human score for 'Tetris'"):
-        scores.human_normalised("Tetris", 1)
 
 
 def test_minimal_action_sets_have_the_sizes_of_the_table():

@@ -21,7 +21,7 @@ from isqn.experiments.studies import command, find_study
 from isqn.experiments.study import Cell, Study
 from isqn.experiments.study import to_toml as study_toml
 from isqn.report import figures, page, tables
-from isqn.report.build import Options, build
+from isqn.report.build import Options, build, overview
 from isqn.report.charts import Chart, Figure, Report, Series, Table
 from isqn.report.collect import collect
 from isqn.report.write import watch, write, write_csv, write_numbers
@@ -334,11 +334,11 @@ def test_what_was_dropped_or_cut_is_said_with_every_number(unfinished, missing, 
     report, found = build(collect(unfinished), Options(missing=missing))
     assert list(found.results.seeds) == seeds
     assert chart(report, "tasks").series["TB-DQN"].seeds.tolist() == returns
-    told = [f.caption for f in report.figures if f.name != "parameters"]
-    told += [report.headline.caption, table(report, "Mean return over training").caption, " ".join(report.notes)]
-    assert len(told) == 8
-    for caption in told:
-        assert all(words in caption for words in said), caption
+    told = [shown.remark for shown in (overview(report), *report.figures) if shown.name != "parameters"]
+    told += [report.headline.remark, table(report, "Mean return over training").remark, " ".join(report.notes)]
+    assert len(told) == 9
+    for remark in told:
+        assert all(words in remark for words in said), remark
     assert report.notes[-1] == "Of 6 runs, not finished: 1, not begun: 1; see the table of what ran."
     assert table(report, "What ran and what did not").rows == (
         ("CartPole-v1", "TB-DQN", "0-1", "2", "", "1 min 20 s"),
@@ -361,7 +361,7 @@ def test_runs_without_a_common_scale_are_shown_task_by_task(tmp_path):
     assert report.notes[1].startswith("There is no common scale: on MountainCar-v0, the mean return of TB-DQN over its")
     assert [f.name for f in report.figures] == ["tasks", "parameters"]
     assert chart(report, "tasks").series["TB-DQN"].seeds.shape == (2, 2)
-    assert "Left out: seed 1," in figure(report, "tasks").caption
+    assert "Left out: seed 1," in figure(report, "tasks").remark
 
 
 def test_a_baseline_below_random_play_is_not_divided_by(tmp_path):
@@ -382,7 +382,7 @@ def test_protocols_are_pooled_only_when_asked_and_then_it_is_said(tmp_path):
         made(folder)
     report = made(folder, pool_protocols=True)
     assert report.notes == ("Pooled: runs of ALE under machado2018-v1 and streaming-v1.",)
-    assert all(report.notes[0] in f.caption for f in report.figures if f.name != "parameters")
+    assert all(report.notes[0] == f.remark for f in report.figures if f.name != "parameters")
 
 
 def test_a_run_that_is_not_what_the_study_asks_for_is_refused(tmp_path):

@@ -334,11 +334,9 @@ def _dry_run(asked: Any, out: Path, workers: int, seeds_per_job: int) -> int:
     from isqn.experiments import drive
 
     rows: list[tuple[str, ...]] = []
-    total = 0.0
     with redirect_stdout(sys.stderr):
-        planned = drive.estimate(asked, out, workers, seeds_per_job)
+        planned, seconds = drive.estimate(asked, out, workers, seeds_per_job)
     for row in planned:
-        total += row.seconds
         rows.append(
             (
                 row.task,
@@ -348,13 +346,13 @@ def _dry_run(asked: Any, out: Path, workers: int, seeds_per_job: int) -> int:
                 f"{row.steps:,}",
                 f"{row.parameters:,}",
                 f"{row.memory / 1e9:.2f}",
-                duration(row.seconds) if row.to_do else "",
+                duration(sum(row.seconds)) if row.to_do else "",
             )
         )
     header = ("task", "method", "runs", "to train", "steps", "parameters", "GB a job", "time of its jobs")
     print(*_table(header, rows), sep="\n")
     runs, left = sum(row.runs for row in planned), sum(row.to_do for row in planned)
-    time = f"about {duration(total / workers)} with {count(workers, 'worker')} on this machine"
+    time = f"about {duration(seconds)} with {count(workers, 'worker')} on this machine"
     print(f"{left} of {runs} runs to train: {time}.")
     return 0
 

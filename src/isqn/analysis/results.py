@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from isqn.envs import minatar
 from isqn.envs.scores import RANDOM_RETURNS, SCORES, game_of
 from isqn.experiments.config import Config, nearest
 from isqn.train import record
@@ -231,7 +232,7 @@ def ranges(numbers: Iterable[int]) -> str:
 def known_random(task: str) -> float | None:
     """What random play returns, where it was measured before."""
     game = game_of(task)
-    return SCORES[game].random if game in SCORES else RANDOM_RETURNS.get(task)
+    return SCORES[game].random if game in SCORES else RANDOM_RETURNS.get(minatar.full_id(task) or task)
 
 
 def normalised(results: Results, baseline: str, references: References) -> tuple[Scores, str]:

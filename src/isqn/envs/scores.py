@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from isqn.types import UserError
-
 
 class Score(NamedTuple):
     num_actions: int
@@ -84,15 +82,6 @@ DMC_HARD_7 = ("dog-run", "dog-stand", "dog-trot", "dog-walk", "humanoid-run", "h
 def game_of(env_id: str) -> str:
     """`Pong` of `ALE/Pong-v5`."""
     return env_id.removeprefix("ALE/").removesuffix("-v5")
-
-
-def human_normalised(game: str, score: float) -> float:
-    """0 is random play, 1 is the human of the table. Takes `Pong` and `ALE/Pong-v5`."""
-    name = game_of(game)
-    if name not in SCORES:
-        raise UserError(f"There is no human score for {game!r}; there is one for {', '.join(SCORES)}.")
-    _, random, human = SCORES[name]
-    return (score - random) / (human - random)
 
 
 # What playing at random returns where there is no human score: `isqn.train.evaluate.random_return`, 1,000 episodes.

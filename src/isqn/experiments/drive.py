@@ -17,7 +17,7 @@ from typing import NamedTuple
 from isqn.analysis import cost
 from isqn.experiments import worker
 from isqn.experiments.config import Config, read_toml, slug, to_toml
-from isqn.experiments.engines import RETRIES, Engine, Handle, Job, share_cores
+from isqn.experiments.engines import RETRIES, Engine, Handle, Job, share_cores, visible_gpus
 from isqn.experiments.study import Cell, Study
 from isqn.experiments.study import to_toml as study_toml
 from isqn.experiments.worker import SEEDS_PER_JOB
@@ -173,18 +173,19 @@ class Planned(NamedTuple):
     steps: int  # of a run
     parameters: int  # kept by a run: with copies
     memory: int  # bytes of a job
-    seconds: float  # of all its jobs that are left, one after the other
+    seconds: list[float]  # of each of its jobs that are left
 
 
-def estimate(study: Study, out: Path, workers: int, seeds_per_job: int) -> list[Planned]:
-    """What is left to train and how long it takes here: measured on the method with the most heads."""
+def estimate(study: Study, out: Path, workers: int, seeds_per_job: int) -> tuple[list[Planned], float]:
+    """What is left to train, and how many seconds it takes here: measured on the method with the most heads."""
     _require_environments(study)
     _require_these_runs(study, out)
+    at_once = workers if visible_gpus() else min(workers, len(record.usable_cores()))  # more share the same cores
     share_cores(workers)
     measured: dict[tuple[object, ...], tuple[float, float]] = {}
     rows = {}
     for cell in sorted(study.cells, key=lambda c: -c.config.target_scheme.num_heads):
-        left, seconds = jobs_of(cell, study, out, seeds_per_job), 0.0
+        left, seconds = jobs_of(cell, study, out, seeds_per_job), []
         for job in left:
             key = _like(job.config)
             if key not in measured:
@@ -193,7 +194,7 @@ def estimate(study: Study, out: Path, workers: int, seeds_per_job: int) -> list[
                 # measuring takes as long as a worker takes to begin: a second or two, and compiling
                 measured[key] = run.seconds_per_step(job.config), time.perf_counter() - began
             a_step, to_begin = measured[key]
-            seconds += to_begin + a_step * (cell.config.total_timesteps - steps_done(job.folders[0]))
+            seconds.append(to_begin + a_step * (cell.config.total_timesteps - steps_done(job.folders[0])))
         rows[cell.task, cell.method] = Planned(
             cell.task,
             cell.method,
@@ -204,15 +205,20 @@ def estimate(study: Study, out: Path, workers: int, seeds_per_job: int) -> list[
             max((job.memory for job in left), default=0),
             seconds,
         )
-    return [rows[cell.task, cell.method] for cell in study.cells]
+    planned = [rows[cell.task, cell.method] for cell in study.cells]
+    free = [0.0] * at_once  # when each worker is free: the first one takes the next job
+    for job_seconds in (each for row in planned for each in row.seconds):
+        free[free.index(min(free))] += job_seconds
+    return planned, max(free)
 
 
 def _like(config: Config) -> tuple[object, ...]:
     """Runs that take about as long: other games of a kind; fewer heads, as the paper's appendix B finds."""
     kind = config.env_id.partition("/")[0]
-    network = (config.torso, config.hidden_sizes, config.width_factor, config.batch_norm, config.compute_dtype)
-    update = (config.analysis, config.meta_gradient, config.batch_size, config.update_period)
-    return kind, config.num_seeds, config.loop, network, update
+    network = (config.torso, config.hidden_sizes, config.width_factor, config.compute_dtype)
+    norms = (config.layer_norm, config.batch_norm)
+    update = (config.loss, config.analysis, config.meta_gradient, config.batch_size, config.update_period)
+    return kind, config.num_seeds, config.loop, network, norms, update
 
 
 def _drive(pending: list[Job], engine: Engine, board: Board, should_stop: Callable[[], bool]) -> list[Job]:
@@ -306,8 +312,11 @@ class Board:
         finished = sum(record.run_state(folder) == "finished" for folder in progress)
         left = f"{duration((goal - done) / rate)} left" if rate > 0 else "time left not known yet"
         head = f"{self.study.name}: {finished} of {len(progress)} runs done · {rate:,.0f} steps/s · {left}"
-        counts = f"jobs: {len(running)} running · {waiting} waiting · {len(failed)} failed"
-        rows = [f"  {job.name}  {sum(progress.get(f, 0) for f in job.folders) / job.steps:.0%}" for job in running[:20]]
+        # a cluster takes all jobs at once, and lets them wait
+        begun = [job for job in running if any((folder / "config.toml").is_file() for folder in job.folders)]
+        waiting += len(running) - len(begun)
+        counts = f"jobs: {len(begun)} running · {waiting} waiting · {len(failed)} failed"
+        rows = [f"  {job.name}  {sum(progress.get(f, 0) for f in job.folders) / job.steps:.0%}" for job in begun[:20]]
         return [head, counts, *rows]
 
     def erase(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -15,15 +15,18 @@ from isqn.experiments.config import Config, to_toml
 from isqn.experiments.study import Cell
 from isqn.experiments.study import to_toml as study_toml
 from isqn.report import tables
-from isqn.report.charts import Chart, Figure, Report, Series
+from isqn.report.charts import Chart, Figure, Report, Series, Table
 from isqn.report.collect import Collected, Rows
 from isqn.report.compare import Comparison, compare, interval, mean_return, profile
 from isqn.types import UserError
 
 MOST_LINES = 10  # in one panel of curves
 MOST_POINTS = 250  # of one line of what was recorded
+AVERAGED = f"Where there are more than {MOST_POINTS} rows, neighbours are averaged."
 LABELS = {"target_update_period": "target update period T", "num_bellman_iterations": "K"}
 PROBES = {"effective_rank": "effective rank of the features (srank)", "dormant_share": "share of dormant units"}
+
+Shown = TypeVar("Shown", Figure, Table)
 
 
 class Options(NamedTuple):
@@ -54,16 +57,18 @@ def build(collected: Collected, options: Options, *, watching: bool = False) -> 
         notes.append(
             f"{of}, not finished: {collected.going}, not begun: {collected.waiting}; see the table of what ran."
         )
+    about_all = " ".join(results.notes) if results else ""
     if results and not watching:
-        shown, remark = replace(collected, runs=results.runs), " ".join(results.notes)
+        shown, remark = replace(collected, runs=results.runs), about_all
     else:
         shown, remark = collected, "Runs are going: a line ends with the shortest of its seeds." * bool(collected.going)
 
-    figures = [*(_of_all(collected, compared) if compared else ()), *_of_tasks(shown, remark)]
-    figures += [*_parameters(collected), *_of_metrics(shown, remark)]
-    by_task = tables.by_task(shown, remark)
+    figures = _remarked(_of_all(collected, compared), about_all) if compared else []
+    figures += _remarked(_of_tasks(shown), remark)
+    figures += [*_parameters(collected), *_remarked(_of_metrics(shown), remark)]
+    (by_task,) = _remarked([tables.by_task(shown)], remark)
     others = [by_task] if compared else []
-    others += tables.probes(shown, remark)
+    others += _remarked(tables.probes(shown), remark)
     others.append(tables.sizes(collected))
     if collected.study and collected.study.flops:
         work = tables.work(collected)
@@ -71,16 +76,21 @@ def build(collected: Collected, options: Options, *, watching: bool = False) -> 
         others.append(tables.work_table(work))
     others += [tables.what_ran(collected), tables.energy(collected.runs)]
     others += [tables.commands(collected), tables.made_with(collected)]
+    headline = _remarked([tables.headline(collected, compared)], about_all)[0] if compared else by_task
     report = Report(
         title=collected.name,
         question=collected.about,
         notes=tuple(notes),
-        headline=tables.headline(collected, compared) if compared else by_task,
+        headline=headline,
         figures=tuple(figures),
         tables=tuple(others),
         configs=_configs(collected),
     )
     return report, compared
+
+
+def _remarked(shown: Iterable[Shown], remark: str) -> list[Shown]:
+    return [replace(one, remark=remark) for one in shown]
 
 
 def overview(report: Report) -> Figure | None:
@@ -92,7 +102,7 @@ def overview(report: Report) -> Figure | None:
     of_the_first = "parameters" if len(sizes) == 1 else f"parameters, {sizes[0].title}"
     titles = {"auc": "area under the curve", "curves": "learning curves", "parameters": of_the_first}
     charts = [replace(found[name].charts[0], title=title) for name, title in titles.items()]
-    return Figure("overview", "", found["auc"].caption, tuple(charts))
+    return replace(found["auc"], name="overview", title="", charts=tuple(charts))
 
 
 def _configs(collected: Collected) -> dict[str, str]:
@@ -149,7 +159,7 @@ def _of_all(collected: Collected, compared: Comparison) -> Iterator[Figure]:
     profiles = {method: _line(thresholds, profile(m, thresholds)) for method, m in means.items()}
     about = (
         f"Share of runs whose mean normalised return over training is above a value; {compared.scale}. "
-        f"{compared.words_of_shares}"
+        f"Over {compared.over}."
     )
     chart = Chart("lines", profiles, xlabel="normalised return", ylabel="share of runs above")
     yield Figure("profile", "Performance profile", about, (chart,))
@@ -158,7 +168,7 @@ def _of_all(collected: Collected, compared: Comparison) -> Iterator[Figure]:
         yield Figure(
             "improvement",
             f"Probability of improvement over {collected.baseline}",
-            f"{about} {compared.words_of_shares}",
+            f"{about} Over {compared.over}.",
             (_bars(compared.improvements, "probability", 0.5),),
         )
 
@@ -218,7 +228,7 @@ def _is_atari(task: str) -> bool:
 # -- by task ------------------------------------------------------------------------------------------------------
 
 
-def _of_tasks(collected: Collected, remark: str) -> Iterator[Figure]:
+def _of_tasks(collected: Collected) -> Iterator[Figure]:
     if collected.study and collected.study.along:
         charts = []
         for task in collected.tasks:
@@ -227,7 +237,7 @@ def _of_tasks(collected: Collected, remark: str) -> Iterator[Figure]:
             for title, panel in collected.panels.items():
                 name = f"{task}, {title}" if title else task
                 charts.append(_ablation(name, panel, collected.study.along, means, "mean return over training"))
-        about = f"Over seeds and epochs, as the environment counts, with 95 % intervals. {remark}"
+        about = "Over seeds and epochs, as the environment counts, with 95 % intervals."
         yield from _if_any("ablation-tasks", "Ablation, task by task", about, charts)
     if len(collected.methods) > MOST_LINES:
         return
@@ -244,7 +254,7 @@ def _of_tasks(collected: Collected, remark: str) -> Iterator[Figure]:
         charts.append(Chart("lines", series, title=task, xlabel=xlabel, ylabel="mean return of an epoch"))
     about = (
         "Mean over seeds of the mean training return of each epoch, as the environment counts, with 95 % intervals "
-        f"if there are several seeds. {remark}"
+        "if there are several seeds."
     )
     yield from _if_any("tasks", "Task by task", about, charts)
 
@@ -252,22 +262,21 @@ def _of_tasks(collected: Collected, remark: str) -> Iterator[Figure]:
 # -- what was recorded during training ---------------------------------------------------------------------------
 
 
-def _of_metrics(collected: Collected, remark: str) -> Iterator[Figure]:
-    remark = f"Where there are more than {MOST_POINTS} rows, neighbours are averaged. {remark}"
+def _of_metrics(collected: Collected) -> Iterator[Figure]:
     for name, words in PROBES.items():
         charts = []
         for task in collected.tasks:
             found = {method: collected.recorded(task, method, name) for method in collected.methods}
             charts.append(_over_training(task, found, words))
         yield from _if_any(
-            name.replace("_", "-"), words.capitalize(), f"Mean over seeds of the {words}. {remark}", charts
+            name.replace("_", "-"), words.capitalize(), f"Mean over seeds of the {words}. {AVERAGED}", charts
         )
-    yield from _churn(collected, remark)
-    yield from _cosines(collected, remark)
-    yield from _weights(collected, remark)
+    yield from _churn(collected)
+    yield from _cosines(collected)
+    yield from _weights(collected)
 
 
-def _churn(collected: Collected, remark: str) -> Iterator[Figure]:
+def _churn(collected: Collected) -> Iterator[Figure]:
     """As in the paper: divided by that of the target-free agent, if there is one."""
     ylabel, reference = "target churn", None
     about = "How much one update changes the regression targets of a held-out batch. 0: they stand still"
@@ -278,10 +287,10 @@ def _churn(collected: Collected, remark: str) -> Iterator[Figure]:
     for task in collected.tasks:
         found = {method: collected.churn(task, cell) for method, cell in collected.methods.items()}
         charts.append(_over_training(task, found, ylabel, reference))
-    yield from _if_any("target-churn", "Target churn", f"{about}. {remark}", charts)
+    yield from _if_any("target-churn", "Target churn", f"{about}. {AVERAGED}", charts)
 
 
-def _cosines(collected: Collected, remark: str) -> Iterator[Figure]:
+def _cosines(collected: Collected) -> Iterator[Figure]:
     """Of the shared agent with the fewest heads, as in the paper."""
     shared = {m: cell.config for m, cell in collected.methods.items() if cell.config.scheme == "iterated-shared"}
     method = min(shared, key=lambda m: shared[m].num_bellman_iterations, default="")
@@ -293,13 +302,11 @@ def _cosines(collected: Collected, remark: str) -> Iterator[Figure]:
     for task in collected.tasks:
         found = {label: collected.recorded(task, method, name) for label, name in columns.items()}
         charts.append(_over_training(task, found, "cosine of gradients"))
-    about = (
-        f"Cosine between gradients of different losses at the same parameters, along the training of {method}. {remark}"
-    )
-    yield from _if_any("gradient-cosine", "Directions of the gradients", about, charts)
+    about = "Cosine between gradients of different losses at the same parameters, along the training of"
+    yield from _if_any("gradient-cosine", "Directions of the gradients", f"{about} {method}. {AVERAGED}", charts)
 
 
-def _weights(collected: Collected, remark: str) -> Iterator[Figure]:
+def _weights(collected: Collected) -> Iterator[Figure]:
     learned = [method for method, cell in collected.methods.items() if cell.config.meta_gradient != "none"]
     charts = []
     for task in collected.tasks:
@@ -308,7 +315,7 @@ def _weights(collected: Collected, remark: str) -> Iterator[Figure]:
             found = {f"pair {k}": collected.recorded(task, method, f"pair_weight_{k}") for k in pairs}
             title = task if len(learned) == 1 else f"{task}, {method}"
             charts.append(replace(_over_training(task, found, "weight of the pair", 1.0), title=title))
-    about = f"The learned weight of each Bellman update; they sum to their number, and 1 is the plain sum. {remark}"
+    about = f"The learned weight of each Bellman update; they sum to their number, and 1 is the plain sum. {AVERAGED}"
     yield from _if_any("weights", "Learned weights", about, charts)
 
 
@@ -329,7 +336,7 @@ def _over_training(task: str, found: Mapping[str, Rows | None], ylabel: str, ref
 def _if_any(name: str, title: str, about: str, charts: Iterable[Chart]) -> Iterator[Figure]:
     drawn = tuple(chart for chart in charts if chart.series)
     if drawn:
-        yield Figure(name, title, about.strip(), drawn)
+        yield Figure(name, title, about, drawn)
 
 
 # -- what a method costs --------------------------------------------------------------------------------------------

@@ -54,8 +54,9 @@ class Figure:
 
     name: str  # of the file, without its suffix
     title: str
-    caption: str  # what is shown, over what, with which intervals, and what was left out
+    caption: str  # what is shown, over what, with which intervals
     charts: tuple[Chart, ...]
+    remark: str = ""  # what was left out, cut or pooled: stands in the file too, which may travel without its caption
 
 
 Value = str | int | float | Interval | None
@@ -67,6 +68,7 @@ class Table:
     columns: tuple[str, ...]
     values: tuple[tuple[Value, ...], ...]
     caption: str = ""
+    remark: str = ""
 
     @property
     def rows(self) -> tuple[tuple[str, ...], ...]:

@@ -26,12 +26,7 @@ class Comparison(NamedTuple):
     @property
     def words(self) -> str:
         """What a caption must say of the numbers."""
-        return f"IQM over {self.over}; {self.scale}." + self._notes
-
-    @property
-    def words_of_shares(self) -> str:
-        """The same of what is no IQM."""
-        return f"Over {self.over}." + self._notes
+        return f"IQM over {self.over}; {self.scale}."
 
     @property
     def over(self) -> str:
@@ -39,10 +34,6 @@ class Comparison(NamedTuple):
         bands = "95 % stratified bootstrap intervals" if seeds > 1 else "without intervals, which need more seeds"
         few = f" (of {seeds} seeds, so not to be relied on)" if 1 < seeds < 5 else ""
         return f"{tasks} task{'s' * (tasks > 1)} x {seeds} seed{'s' * (seeds > 1)}, {bands}{few}"
-
-    @property
-    def _notes(self) -> str:
-        return "".join(f" {note}" for note in self.results.notes)
 
 
 def compare(collected: Collected, results: Results) -> Comparison:

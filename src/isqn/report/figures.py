@@ -20,6 +20,7 @@ PANELS_PER_ROW = 5
 PAGE = 10.0  # inches that a row may take; a paper shrinks it
 PANELS = {1: (3.2, 2.1), 2: (2.3, 1.7), 3: (1.9, 1.5)}  # side by side: inches of each; more of them are smaller
 SMALL_PANEL = (1.25, 1.05)
+LETTER = 0.055  # inches of a letter of what was left out, about
 FORMATS: dict[str, dict[str, Any]] = {  # no dates: the same numbers give the same bytes
     "svg": {"Date": None},
     "pdf": {"CreationDate": None},
@@ -40,7 +41,7 @@ def write(figure: charts.Figure, folder: Path, among: Iterable[str] = ()) -> lis
 
 
 def draw(figure: charts.Figure, among: Iterable[str] = ()) -> Figure:
-    """Panels in rows, and one legend below them. The caption is left to the text around the figure.
+    """Panels in rows, one legend below them, and what was left out. The caption is left to the text around the figure.
 
     `among` has the labels of all figures of a report, for each to look the same in all of them.
     """
@@ -48,8 +49,6 @@ def draw(figure: charts.Figure, among: Iterable[str] = ()) -> Figure:
         from matplotlib.figure import Figure  # not pyplot, which keeps every figure and chooses where it is shown
 
         panels = figure.charts
-        if not panels:
-            return Figure(figsize=(1, 1))
         widths = _widths(panels)
         columns = len(widths)
         rows = [panels[start : start + columns] for start in range(0, len(panels), columns)]
@@ -62,7 +61,10 @@ def draw(figure: charts.Figure, among: Iterable[str] = ()) -> Figure:
         title = _text_width(figure.title, "figure.titlesize")
         width = max(sum(widths) + 0.45 * columns, title + 0.3, _entry(named) + 0.1)
         legend = _in_columns(named, width)
-        height = sum(heights) + 0.25 * bool(figure.title) + 0.17 * max(map(len, legend), default=0)
+        remark = textwrap.wrap(figure.remark, int(width / LETTER))
+        remarked = 0.13 * len(remark)
+        below = remarked + (0.17 * len(legend[0]) + 0.05 if legend else 0)  # the panels
+        height = sum(heights) + 0.25 * bool(figure.title) + below
         drawn = Figure(figsize=(width, height), layout="constrained")
         grid = drawn.subplots(
             *(len(rows), columns), squeeze=False, sharey=_comparable(panels), width_ratios=widths, height_ratios=heights
@@ -82,7 +84,10 @@ def draw(figure: charts.Figure, among: Iterable[str] = ()) -> Figure:
         drawn.align_ylabels()
         if figure.title:
             drawn.suptitle(figure.title)
-        _legend(drawn, legend, looks)
+        drawn.set_layout_engine("constrained", rect=(0, below / height, 1, 1 - below / height))
+        _legend(drawn, legend, looks, remarked / height)
+        words: dict[str, Any] = {"size": style.STYLE["xtick.labelsize"], "color": style.REFERENCE}
+        drawn.text(0.04 / width, remarked / height, "\n".join(remark), va="top", **words)
         return drawn
 
 
@@ -169,12 +174,12 @@ def _lines(axis: Axes, chart: charts.Chart, looks: style.Looks, width: float) ->
         seed: dict[str, Any] = {"color": colour, "linewidth": 0.5, "alpha": 0.35}
         band: dict[str, Any] = {"color": colour, "linewidth": 0, "alpha": 0.2}
         point = np.ravel(series.point)
-        if len(point) == 1 and (series.x is None or np.size(series.x) == 1):
+        if len(point) == 1:
             if series.low is not None and series.high is not None:
                 axis.axhspan(_only(series.low), _only(series.high), **band)
             axis.axhline(point[0], **line)
             continue
-        x = np.arange(1, len(point) + 1) if series.x is None else np.asarray(series.x)
+        x = np.asarray(series.x)
         places.append(x)
         if series.low is not None and series.high is not None:
             axis.fill_between(x, series.low, series.high, **band)
@@ -229,15 +234,15 @@ def _in_columns(labels: list[str], width: float) -> list[list[str]]:
     return [labels[column::columns] for column in range(columns)]
 
 
-def _legend(drawn: Figure, columns: list[list[str]], looks: style.Looks) -> None:
+def _legend(drawn: Figure, columns: list[list[str]], looks: style.Looks, bottom: float) -> None:
     from matplotlib.lines import Line2D
 
     labels = [label for column in columns for label in column]
     styles: list[tuple[str, Any]] = [(looks[label][0], looks[label][1].matplotlib) for label in labels]
     if labels:
         lines = [Line2D([], [], color=colour, linestyle=dash) for colour, dash in styles]
-        spaces = {"handlelength": 2.2, "handletextpad": 0.5, "columnspacing": 1.2}
-        drawn.legend(lines, labels, loc="outside lower center", ncols=len(columns), **spaces)
+        spaces = {"handlelength": 2.2, "handletextpad": 0.5, "columnspacing": 1.2, "borderaxespad": 0.1}
+        drawn.legend(lines, labels, loc="lower center", bbox_to_anchor=(0.5, bottom), ncols=len(columns), **spaces)
 
 
 def _has(series: charts.Series) -> bool:

@@ -108,7 +108,7 @@ def _table(table: Table, name: str = "") -> str:
 <tbody>
 {"".join(rows)}</tbody></table>
 </div>
-{_caption(table.caption)}
+{_caption(table)}
 </section>
 """
 
@@ -124,7 +124,8 @@ def _is_numeric(column: Iterable[str]) -> bool:
     return bool(said) and all(NUMBER.match(cell.strip()) for cell in said)
 
 
-def _caption(text: str) -> str:
+def _caption(shown: Figure | Table) -> str:
+    text = f"{shown.caption} {shown.remark}".strip()
     return f'<p class="caption">{escape(text)}</p>' if text else ""
 
 
@@ -169,7 +170,7 @@ def _figure(figure: Figure, looks: style.Looks) -> str:
 <ul class="key">{key}</ul>
 <div class="panels columns-{columns}">
 {panels}</div>
-{_caption(figure.caption)}
+{_caption(figure)}
 </section>
 """
 

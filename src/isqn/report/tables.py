@@ -50,14 +50,12 @@ def headline(collected: Collected, compared: Comparison) -> Table:
     return Table("Result", (*columns, "parameters kept"), tuple(rows), about)
 
 
-def by_task(collected: Collected, remark: str) -> Table:
+def by_task(collected: Collected) -> Table:
     rows = [
         (method, *(mean_return(collected, task, method) for task in collected.tasks)) for method in collected.methods
     ]
-    about = (
-        f"Over seeds and epochs, as the environment counts, with 95 % intervals if there are several seeds. {remark}"
-    )
-    return Table("Mean return over training", ("method", *collected.tasks), tuple(rows), about.strip())
+    about = "Over seeds and epochs, as the environment counts, with 95 % intervals if there are several seeds."
+    return Table("Mean return over training", ("method", *collected.tasks), tuple(rows), about)
 
 
 PROBED = {
@@ -68,7 +66,7 @@ PROBED = {
 }
 
 
-def probes(collected: Collected, remark: str) -> list[Table]:
+def probes(collected: Collected) -> list[Table]:
     """One table, if anything was probed."""
     rows = []
     for cell in collected.cells:
@@ -83,7 +81,7 @@ def probes(collected: Collected, remark: str) -> list[Table]:
         "agent's loss and of the target-based one, at the agent's parameters; of TF: of the target-free loss there."
     )
     columns = ("task", "method", *PROBED, "target churn")
-    return [Table("Probes", columns, tuple(rows), f"{about}{churn} {remark}".strip())] if rows else []
+    return [Table("Probes", columns, tuple(rows), f"{about}{churn}")] if rows else []
 
 
 # -- what a method costs ----------------------------------------------------------------------------------------
