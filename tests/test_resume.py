@@ -422,6 +422,18 @@ def test_killed_while_a_checkpoint_is_written(whole, tmp_path, monkeypatch):
     assert_same(final(folder), final(whole["host"]))
 
 
+def test_a_finished_seed_keeps_its_results_when_another_of_its_program_is_damaged(tmp_path):
+    folders = run.start(COMPILED.replace(num_seeds=2), tmp_path / "runs", quiet=True)
+    whole = [record.read_summary(folder) for folder in folders]
+    record.write_summary(folders[0], whole[0] | {"status": "running"})
+    for state in folders[0].glob("checkpoints/*/state.safetensors"):
+        state.write_bytes(b"damaged")
+    unread = pytest.raises(UserError, match="no checkpoint that can be read")
+    with pytest.warns(UserWarning, match="damaged checkpoint"), unread:
+        run.resume(folders[0], quiet=True)
+    assert record.read_summary(folders[1]) == whole[1]
+
+
 def test_train_on_a_folder_that_holds_a_run_says_so(whole, capsys):
     folder = str(whole["host"])
     assert main(["train", "dqn", "--run-dir", folder]) == 1

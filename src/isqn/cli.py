@@ -627,7 +627,7 @@ def _parse(kind: Any, argv: list[str], prog: str, default: Any = None) -> Any:
     for word, following in itertools.zip_longest(argv, argv[1:]):
         name, equals, value = word.partition("=")
         name = name.replace("_", "-")
-        if not name.startswith("--") or name == "--help":
+        if not (name.startswith("--") or name in options) or name == "--help":
             continue
         if name not in options:
             raise UsageError(f"`{prog}` has no flag {name}; {nearest(name, options, f'`{prog} --help` lists them.')}")

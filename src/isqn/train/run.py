@@ -285,7 +285,8 @@ def _begin_summaries(config: Config, folders: list[Path], spec: EnvSpec) -> Call
             record.write_summary(folder, {"status": "finished", **summary, **record.results(folder)})
 
     for folder, summary in zip(folders, summaries, strict=True):
-        record.write_summary(folder, {"status": "running", **summary})
+        if record.run_state(folder) != "finished":  # a seed whose program is to go on for others keeps its results
+            record.write_summary(folder, {"status": "running", **summary})
     return finish
 
 
