@@ -750,16 +750,16 @@ def test_the_same_runs_give_the_same_bytes(reported, tmp_path):
 
 
 def test_figures_of_an_earlier_report_are_dropped_and_other_files_are_not(tmp_path):
-    three = lay(tmp_path / "s", study(TB, TF, seeds=(0, 1)), lambda *_: [1, 2])
+    folder = lay(tmp_path / "s", study(TB, TF, seeds=(0, 1)), lambda *_: [1, 2])
     out, theirs = tmp_path / "out" / "figures", tmp_path / "out" / "figures" / "mine.csv"
-    write(three, tmp_path / "out", Options())
+    write(folder, tmp_path / "out", Options())
     theirs.write_text("of the user")
     shutil.copytree(out, tmp_path / "before")
     for file in list(out.glob("auc.*")):
         file.rename(file.with_stem("of-an-earlier-report"))
-    write(three, tmp_path / "out", Options(), only=("curves",))
+    write(folder, tmp_path / "out", Options(), only=("curves",))
     assert (out / "of-an-earlier-report.csv").exists()  # only some were asked for
-    write(three, tmp_path / "out", Options())
+    write(folder, tmp_path / "out", Options())
     assert {file.name for file in out.iterdir()} == {file.name for file in (tmp_path / "before").iterdir()}
     assert theirs.read_text() == "of the user"
 
