@@ -18,10 +18,10 @@ PAPER = ("TB-DQN", "TF-DQN", "iS-DQN K=1", "iS-DQN K=3", "iS-DQN K=9", "iS-DQN K
 STEPS = np.array([1e6, 2e6, 3e6, 4e6])
 
 
-def draw(*panels: Chart, title: str = "", remark: str = ""):
+def draw(*panels: Chart, remark: str = ""):
     """Laid out too, so that a warning of matplotlib fails the test."""
     pytest.importorskip("matplotlib")
-    drawn = figures.draw(Figure("name", title, "a caption", panels, remark))
+    drawn = figures.draw(Figure("name", "a title", "a caption", panels, remark))
     drawn.draw_without_rendering()
     return drawn
 
@@ -36,7 +36,7 @@ def line(*point: float, **more: np.ndarray) -> Series:
 
 
 def level(point: float, **more: np.ndarray) -> Series:
-    return Series(np.array([point]), x=np.array([1.0]), **more)
+    return Series(np.array([point]), **more)
 
 
 def heights(axis) -> list[float]:
@@ -223,10 +223,9 @@ def test_many_bars_take_fewer_panels_to_a_row():
 
 def test_panels_with_their_own_measure_name_it():
     charts = [Chart("lines", {"TB-DQN": line(1.0, 2.0)}, title=name, ylabel=name) for name in ("rank", "churn")]
-    axes = draw(*charts, title="Probes").axes
+    axes = draw(*charts).axes
     assert [axis.get_ylabel() for axis in axes] == ["rank", "churn"]
     assert [axis.get_title() for axis in axes] == ["rank", "churn"]
-    assert axes[0].figure.get_suptitle() == "Probes"
 
 
 def test_panels_with_one_baseline_share_their_height():
@@ -286,7 +285,7 @@ def test_the_legend_never_leaves_the_figure(count):
 def test_what_was_left_out_stands_below_everything_within_the_figure(kinds):
     remark = "Left out: seeds 1-2, because 2 of 6 runs are missing. All runs are cut to the first 1 of 3 epochs."
     panels = [Chart(kind, {"TB-DQN": bar(1.0) if kind == "bars" else line(1.0, 2.0)}, xlabel="steps") for kind in kinds]
-    drawn = draw(*panels, title="A title", remark=remark)
+    drawn = draw(*panels, remark=remark)
     (below,) = (text for text in drawn.texts if text.get_text().startswith("Left out"))
     assert below.get_text().replace("\n", " ") == remark
     box = below.get_window_extent()
@@ -317,6 +316,16 @@ def test_nothing_to_draw_is_said(kind, log_x):
     for series in ({}, {"TB-DQN": nothing}):
         (axis,) = draw(Chart(kind, series, log_x=log_x)).axes
         assert "no data" in words(axis)
+
+
+def test_one_epoch_is_a_point_and_no_level():
+    series = {"TB-DQN": line(2.0, low=np.array([1.0]), high=np.array([3.0]))}
+    (axis,) = draw(Chart("lines", series)).axes
+    (drawn,) = axis.get_lines()
+    assert (list(drawn.get_xdata()), list(drawn.get_ydata()), drawn.get_marker()) == ([1e6], [2.0], "o")
+    assert [[tuple(end) for end in piece] for piece in axis.collections[-1].get_segments()] == [
+        [(1e6, 1.0), (1e6, 3.0)]
+    ]
 
 
 def test_levels_alone_can_be_drawn():
@@ -425,6 +434,15 @@ def test_numbered_labels_go_from_dark_to_light_by_their_number():
     assert list(colours) == labels
 
 
+def test_a_sweep_of_one_scheme_goes_from_dark_to_light():
+    swept = [f"TB-DQN, T={period}" for period in (1000, 40, 200)]
+    colours = style.colours([*swept, "TB-DQN", "TB-DQN, LN", "iS-DQN K=9, T=40", "iS-DQN K=9, T=200"])
+    light = [lab(colours[f"TB-DQN, T={period}"], np.eye(3))[0] for period in (40, 200, 1000)]
+    assert light[0] + 15 < light[1] < light[2] - 15
+    assert colours["TB-DQN"] == colours["TB-DQN, LN"] == style.BLACK
+    assert colours["iS-DQN K=9, T=40"] == colours["iS-DQN K=9, T=200"] == style.GREEN, "two are told apart by dashes"
+
+
 def test_other_k_lie_between_their_neighbours():
     red, green, blue = (int(style.colours(["iS-DQN K=5"])["iS-DQN K=5"][i : i + 2], 16) for i in (1, 3, 5))
     assert red == 0
@@ -441,7 +459,7 @@ LABELS = st.builds(
         ),
         st.text(max_size=3),
     ),
-    st.sampled_from(["", "", ", LN", ", bfloat16", ", LN, bfloat16", ", a", ", b", ", c"]),
+    st.sampled_from(["", "", ", LN", ", bfloat16", ", LN, bfloat16", ", a", ", T=1", ", T=2", ", T=30"]),
 )
 
 

@@ -44,7 +44,7 @@ def small() -> Report:
             label: Series(10 * i + j + k, 10 * i + j + k - 0.5, 10 * i + j + k + 0.25, 100 * k)
             for j, label in enumerate(LABELS[:3])
         }
-        return Chart("lines", series | {"human": Series(numbers(7), x=numbers(0))}, f"panel {i}", "steps", "return")
+        return Chart("lines", series | {"human": Series(numbers(7))}, f"panel {i}", "steps", "return")
 
     bars = {
         label: Series(numbers(value), numbers(value - 0.2), numbers(value + 0.1))
@@ -291,7 +291,7 @@ def test_dragging_zooms_one_panel_and_a_double_click_zooms_out(visit):
 
 
 def test_what_is_drawn_of_bars_levels_and_references(visit):
-    series = {"TB-DQN": Series(np.arange(12.0), x=np.arange(12.0)), "human": Series(numbers(3), x=numbers(0))}
+    series = {"TB-DQN": Series(np.arange(12.0), x=np.arange(12.0)), "human": Series(numbers(3))}
     tab = visit(make(small().figures[0].charts[2], Chart("lines", series, reference=5.0)))
     assert chart(tab, 0).locator(".bars .point").count() == 4
     assert chart(tab, 0).locator("path.xerror").count() == 4
@@ -338,7 +338,7 @@ EVIL = '</script><script>window.harm = 1</script><img src="https://x.test/" oner
 
 
 def test_words_are_words_wherever_they_stand(visit):
-    series = {EVIL: Series(np.arange(3.0), x=np.arange(3.0)), "<b>bold</b>": Series(numbers(1), x=numbers(0))}
+    series = {EVIL: Series(np.arange(3.0), x=np.arange(3.0)), "<b>bold</b>": Series(numbers(1))}
     bars = {EVIL: Series(numbers(1)), "<a href='https://x.test/'>link</a>": Series(numbers(2))}
     charts = (Chart("lines", series, EVIL, EVIL, EVIL), Chart("bars", bars, EVIL, EVIL, EVIL))
     report = Report(
@@ -449,13 +449,19 @@ def test_nothing_comes_from_elsewhere():
 def test_a_level_is_known_at_every_x_of_its_panel():
     line, level = (
         Series(numbers(1, 2, 3), x=numbers(10, 20, 40)),
-        Series(numbers(5), numbers(4), numbers(6), numbers(0)),
+        Series(numbers(5), numbers(4), numbers(6)),
     )
     charts = data_of(page.render(make(Chart("lines", {"a": line, "b": level}), Chart("lines", {"b": level}))))["charts"]
     _, across = charts["first/0"]["series"]
     assert (across["x"], across["y"], across["low"], across["high"]) == ([10, 20, 40], [5] * 3, [4] * 3, [6] * 3)
     (alone,) = charts["first/1"]["series"]
-    assert (alone["x"], alone["y"]) == ([-0.5, 0, 0.5], [5] * 3)
+    assert (alone["x"], alone["y"]) == ([0.5, 1, 1.5], [5] * 3)
+
+
+def test_one_epoch_is_a_point_and_no_level():
+    epoch = Chart("lines", {"a": Series(numbers(5), numbers(4), numbers(6), numbers(100))})
+    (point,) = data_of(page.render(make(epoch)))["charts"]["first/0"]["series"]
+    assert (point["x"], point["y"], point["level"]) == ([100], [5], False)
 
 
 def test_few_places_are_ticked_where_they_are_if_there_is_room():

@@ -152,24 +152,30 @@ def _of_all(collected: Collected, compared: Comparison) -> Iterator[Figure]:
         ]
         about = f"Mean training return of each epoch. {compared.words}"
         yield Figure("curves", "Learning curves", about, tuple(charts))
-    if len(collected.methods) > MOST_LINES:
-        return
-    means = {method: compared.scores[method].mean(axis=2) for method in collected.methods}
-    thresholds = np.linspace(0, max(1.0, *(np.max(m) for m in means.values())), 61)
-    profiles = {method: _line(thresholds, profile(m, thresholds)) for method, m in means.items()}
-    about = (
-        f"Share of runs whose mean normalised return over training is above a value; {compared.scale}. "
-        f"Over {compared.over}."
-    )
-    chart = Chart("lines", profiles, xlabel="normalised return", ylabel="share of runs above")
-    yield Figure("profile", "Performance profile", about, (chart,))
-    if compared.improvements:
+        means = {method: scores.mean(axis=2) for method, scores in compared.scores.items()}
+        thresholds = np.linspace(0, max(1.0, *(np.max(m) for m in means.values())), 61)
+        charts = [
+            Chart(
+                "lines",
+                {name: _line(thresholds, profile(means[cell.method], thresholds)) for name, cell in panel.items()},
+                title=title,
+                xlabel="normalised return",
+                ylabel="share of runs above",
+            )
+            for title, panel in panels.items()
+        ]
+        about = (
+            f"Share of runs whose mean normalised return over training is above a value; {compared.scale}. "
+            f"Over {compared.over}."
+        )
+        yield Figure("profile", "Performance profile", about, tuple(charts))
+    if 0 < len(compared.improvements) < MOST_LINES:
         about = "How often a run has a larger area under its curve than one of the baseline on the same task."
         yield Figure(
             "improvement",
             f"Probability of improvement over {collected.baseline}",
             f"{about} Over {compared.over}.",
-            (_bars(compared.improvements, "probability", 0.5),),
+            (_bars(compared.improvements, "probability of improvement", 0.5),),
         )
 
 
@@ -239,19 +245,21 @@ def _of_tasks(collected: Collected) -> Iterator[Figure]:
                 charts.append(_ablation(name, panel, collected.study.along, means, "mean return over training"))
         about = "Over seeds and epochs, as the environment counts, with 95 % intervals."
         yield from _if_any("ablation-tasks", "Ablation, task by task", about, charts)
-    if len(collected.methods) > MOST_LINES:
+    if max(map(len, collected.panels.values())) > MOST_LINES:
         return
     charts = []
     for task in collected.tasks:
-        series, xlabel = {}, ""
-        for method in collected.methods:
-            runs = [one for one in collected.of(task, method) if one.returns]
-            if runs:
-                shortest = min(len(one.returns) for one in runs)
-                returns = np.array([one.returns[:shortest] for one in runs])
-                x, xlabel = _axis(runs[0].config, shortest)
-                series[method] = _line(x, interval(returns[:, None], stats.mean))._replace(seeds=returns)
-        charts.append(Chart("lines", series, title=task, xlabel=xlabel, ylabel="mean return of an epoch"))
+        for title, panel in collected.panels.items():
+            series, xlabel = {}, ""
+            for label, cell in panel.items():
+                runs = [one for one in collected.of(task, cell.method) if one.returns]
+                if runs:
+                    shortest = min(len(one.returns) for one in runs)
+                    returns = np.array([one.returns[:shortest] for one in runs])
+                    x, xlabel = _axis(runs[0].config, shortest)
+                    series[label] = _line(x, interval(returns[:, None], stats.mean))._replace(seeds=returns)
+            name = f"{task}, {title}" if title else task
+            charts.append(Chart("lines", series, title=name, xlabel=xlabel, ylabel="mean return of an epoch"))
     about = (
         "Mean over seeds of the mean training return of each epoch, as the environment counts, with 95 % intervals "
         "if there are several seeds."

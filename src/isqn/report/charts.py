@@ -20,7 +20,7 @@ class Series(NamedTuple):
     point: np.ndarray
     low: np.ndarray | None = None  # of the interval around it
     high: np.ndarray | None = None
-    x: np.ndarray | None = None  # of a line; one value: a level that holds for every x, drawn across
+    x: np.ndarray | None = None  # of a line; without it, one point is a level that holds for every x, drawn across
     seeds: np.ndarray | None = None  # (seeds, points): what the line is an average of
 
 

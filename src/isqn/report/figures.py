@@ -41,7 +41,7 @@ def write(figure: charts.Figure, folder: Path, among: Iterable[str] = ()) -> lis
 
 
 def draw(figure: charts.Figure, among: Iterable[str] = ()) -> Figure:
-    """Panels in rows, one legend below them, and what was left out. The caption is left to the text around the figure.
+    """Panels in rows, one legend below them, and what was left out. Title and caption are left to the text around it.
 
     `among` has the labels of all figures of a report, for each to look the same in all of them.
     """
@@ -58,13 +58,12 @@ def draw(figure: charts.Figure, among: Iterable[str] = ()) -> Figure:
         # Bars are named where they stand.
         lines = [chart.series for chart in panels if chart.kind == "lines"]
         named = [label for label in labels if any(label in series and _has(series[label]) for series in lines)]
-        title = _text_width(figure.title, "figure.titlesize")
-        width = max(sum(widths) + 0.45 * columns, title + 0.3, _entry(named) + 0.1)
+        width = max(sum(widths) + 0.45 * columns, _entry(named) + 0.1)
         legend = _in_columns(named, width)
         remark = textwrap.wrap(figure.remark, int(width / LETTER))
         remarked = 0.13 * len(remark)
         below = remarked + (0.17 * len(legend[0]) + 0.05 if legend else 0)  # the panels
-        height = sum(heights) + 0.25 * bool(figure.title) + below
+        height = sum(heights) + below
         drawn = Figure(figsize=(width, height), layout="constrained")
         grid = drawn.subplots(
             *(len(rows), columns), squeeze=False, sharey=_comparable(panels), width_ratios=widths, height_ratios=heights
@@ -82,8 +81,6 @@ def draw(figure: charts.Figure, among: Iterable[str] = ()) -> Figure:
             if index % columns == 0 or panels[index - 1].ylabel != chart.ylabel:
                 axis.set_ylabel(chart.ylabel)
         drawn.align_ylabels()
-        if figure.title:
-            drawn.suptitle(figure.title)
         drawn.set_layout_engine("constrained", rect=(0, below / height, 1, 1 - below / height))
         _legend(drawn, legend, looks, remarked / height)
         words: dict[str, Any] = {"size": style.STYLE["xtick.labelsize"], "color": style.REFERENCE}
@@ -174,7 +171,7 @@ def _lines(axis: Axes, chart: charts.Chart, looks: style.Looks, width: float) ->
         seed: dict[str, Any] = {"color": colour, "linewidth": 0.5, "alpha": 0.35}
         band: dict[str, Any] = {"color": colour, "linewidth": 0, "alpha": 0.2}
         point = np.ravel(series.point)
-        if len(point) == 1:
+        if series.x is None:
             if series.low is not None and series.high is not None:
                 axis.axhspan(_only(series.low), _only(series.high), **band)
             axis.axhline(point[0], **line)
@@ -183,6 +180,8 @@ def _lines(axis: Axes, chart: charts.Chart, looks: style.Looks, width: float) ->
         places.append(x)
         if series.low is not None and series.high is not None:
             axis.fill_between(x, series.low, series.high, **band)
+            if len(x) == 1:  # a band has no width there
+                axis.vlines(x, series.low, series.high, color=colour, linewidth=0.8)
         elif series.seeds is not None:
             axis.plot(x, np.transpose(series.seeds), **seed)
         there = np.isfinite(point)

@@ -222,7 +222,7 @@ def _columns(chart: Chart, label: str, series: Series, across: np.ndarray) -> di
         raise UserError(f"The series {label} of the chart {chart.title!r} has another number of points than of x.")
     if chart.kind == "bars" and len(x) != 1:
         raise UserError(f"The bar {label} of the chart {chart.title!r} has {len(x)} points; a bar has one.")
-    level = chart.kind == "lines" and len(x) == 1
+    level = chart.kind == "lines" and series.x is None and len(x) == 1
     if level:
         given = {name: np.repeat(part, len(across), axis=-1) for name, part in given.items()}
         x = across
@@ -236,7 +236,9 @@ def _x(series: Series) -> np.ndarray:
 def _across(chart: Chart) -> np.ndarray:
     """Every x of a panel, so that a level can be hovered wherever a line can."""
     grids = [_x(series) for series in chart.series.values()]
-    x = np.unique(np.concatenate([grid for grid in grids if len(grid) > 1] or grids))
+    x = np.unique(
+        np.concatenate([_x(s) for s in chart.series.values() if s.x is not None or len(s.point) > 1] or grids)
+    )
     return x if len(x) > 1 else x + np.array([-0.5, 0, 0.5]) * (np.abs(x) if x.any() else 1)
 
 

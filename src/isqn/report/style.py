@@ -17,7 +17,7 @@ BLACK, ORANGE, SKY, GREEN, BLUE, VERMILION, PURPLE = (
 REST = ("#882255", "#332288", "#5C3A00", "#999933", "#888888")  # for what is no scheme of the paper
 BY_K = {1: SKY, 3: BLUE, 9: GREEN, 49: PURPLE, 499: "#5B1A4A"}  # iterated shared; other K lie between
 ORDERED = ("#440154", "#414487", "#2A788E", "#22A884", "#7AD151")  # viridis, without its yellow end
-REFERENCE, GRID, INK = "#777777", "#E6E6E6", "#222222"
+WHITE, REFERENCE, GRID, INK = "#FFFFFF", "#777777", "#E6E6E6", "#222222"
 
 # Only the fonts that come with matplotlib: the same numbers give the same file on every machine.
 STYLE: dict[str, Any] = {
@@ -29,7 +29,6 @@ STYLE: dict[str, Any] = {
     "xtick.labelsize": 7,
     "ytick.labelsize": 7,
     "legend.fontsize": 8,
-    "figure.titlesize": 9,
     "axes.titlepad": 4,
     "axes.labelpad": 3,
     "axes.edgecolor": INK,
@@ -78,7 +77,7 @@ DASHES = (
 
 
 def colours(labels: Iterable[str]) -> dict[str, str]:
-    """Label -> hex. What follows a comma, as in "TB-DQN, bfloat16", is told by the dash.
+    """Label -> hex. What follows a comma, as in "TB-DQN, bfloat16", is told by the dash; of many, by the shade too.
 
     Numbered labels such as "pair 1" to "pair 9" are a sequence from dark to light; others take what is left.
     """
@@ -96,7 +95,12 @@ def colours(labels: Iterable[str]) -> dict[str, str]:
     others = [name for name in names if name not in found]
     left = [*REST, *(c for c in (VERMILION, *BY_K.values(), ORANGE, BLACK) if c not in found.values())]
     found |= zip(others, left if len(others) <= len(left) else _ordered(len(others)), strict=False)
-    return {label: found[_name(label)] for label in labels}
+    chosen = {label: found[_name(label)] for label in labels}
+    for name, colour in found.items():  # a sweep, as of T: too many for dashes alone
+        swept = sorted((label for label in chosen if _name(label) == name and _numbers(label)), key=_numbers)
+        if len(swept) > 2:
+            chosen |= zip(swept, _shades(colour, len(swept)), strict=True)
+    return chosen
 
 
 def looks(labels: Iterable[str]) -> Looks:
@@ -120,6 +124,11 @@ def _suffix(label: str) -> str:
     return label.partition(", ")[2]
 
 
+def _numbers(label: str) -> list[float]:
+    """In its suffix: T=200 comes before T=1000."""
+    return [float(number) for number in re.findall(r"\d+(?:\.\d+)?", _suffix(label))]
+
+
 def _of_scheme(name: str) -> str | None:
     prefix = re.match(r"(TB|TF|iS|ES)\b", name)
     if not prefix:
@@ -136,9 +145,14 @@ def _by_k(k: int) -> str:
     return BY_K[below] if above == below else _between(BY_K[below], BY_K[above], log(k / below) / log(above / below))
 
 
-def _ordered(count: int) -> list[str]:
-    places = [(len(ORDERED) - 1) * i / max(1, count - 1) for i in range(count)]
-    return [_between(ORDERED[int(p)], ORDERED[min(int(p) + 1, len(ORDERED) - 1)], p % 1) for p in places]
+def _ordered(count: int, along: tuple[str, ...] = ORDERED) -> list[str]:
+    places = [(len(along) - 1) * i / max(1, count - 1) for i in range(count)]
+    return [_between(along[int(p)], along[min(int(p) + 1, len(along) - 1)], p % 1) for p in places]
+
+
+def _shades(colour: str, count: int) -> list[str]:
+    """From dark to light: one colour stays one, and a sweep is read as a sequence."""
+    return _ordered(count, (_between(colour, BLACK, 0.45), _between(colour, WHITE, 0.5)))
 
 
 def _between(first: str, second: str, share: float) -> str:
