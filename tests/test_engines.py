@@ -423,7 +423,7 @@ def test_the_table_of_progress(tmp_path):
     columns = "step,frame\n"
     (CELL.folder(tmp_path, 3) / "metrics.csv").write_text(columns + "1000,1000\n2000,20")
     assert board.table([job], 1, []) == [
-        "small: 0 of 2 runs done · 0 steps/s · time left not known yet",
+        "small: 0 of 2 runs done · time left not known yet",
         "jobs: 1 running · 1 waiting · 0 failed",
         "  isqn-Chain-v0--TB-DQN--3  25%",
     ]
@@ -436,6 +436,16 @@ def test_the_table_of_progress(tmp_path):
     ]
 
 
+def test_in_a_pipe_progress_is_a_line_now_and_then(tmp_path, monkeypatch, capsys):
+    clock = iter([0.0, 0.0, 1.0, 299.0, 301.0, 301.0])  # of each call, and of each table that is made
+    monkeypatch.setattr(drive.time, "monotonic", lambda: next(clock))
+    board = drive.Board(STUDY, tmp_path, enabled=True, _began=0.0, _first_steps=0)
+    for _ in range(4):
+        board.show([], 2, [])
+    line = "small: 0 of 2 runs done · time left not known yet · jobs: 0 running · 2 waiting · 0 failed\n"
+    assert capsys.readouterr().err == 2 * line
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
@@ -444,7 +454,7 @@ def test_the_table_of_progress(tmp_path):
         (["--engine", "slrm"], "--engine is 'slrm'; did you mean slurm?"),
         (["--slurm", "slurm_partition=cpu"], "--slurm is for --engine slurm, and the engine is local."),
         (["--cluster", "local", "--engine", "ray"], "--cluster is for --engine slurm, and the engine is ray."),
-        (["--address", "auto"], "--address is for --engine ray, and the engine is local."),
+        (["--address", "auto", "--dry-run"], "--address is for --engine ray, and the engine is local."),
         (["--engine", "ray", "--gpus", "1"], "--gpus is 1; it must be from 0 to the 0 GPUs of this machine."),
         (["--engine", "slurm", "--slurm", "partition"], "--slurm 'partition' is not of the form KEY=VALUE"),
         (["--engine", "slurm", "--cluster", "local", "--slurm", "partitoin=x"], "--slurm: "),

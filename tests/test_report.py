@@ -781,7 +781,7 @@ def test_watch_makes_the_page_anew_until_every_run_has_finished(tmp_path, monkey
                     write_run(place, cell.config.replace(seed=seed), [1, 2], finished=False)
                 elif len(pages) == 2:
                     record.write_summary(
-                        place, {"status": "finished", "protocol": "gymnasium", "epoch_returns": [1, 2]}
+                        place, {"status": "finished", "protocol": "gymnasium", "epoch_returns": [1, 2], "auc": 3}
                     )
 
     monkeypatch.setattr(time, "sleep", sleep)

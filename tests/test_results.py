@@ -153,6 +153,25 @@ def test_a_finished_summary_without_returns_is_damaged(tmp_path):
         read_run(tmp_path / "run", config(), "t", "m")
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("epoch_returns", [1, 2]),
+        ("auc", 7),
+        ("versions", "new"),
+        ("cores", "two"),
+        ("trained_with", 3),
+        ("command", []),
+    ],
+)
+def test_a_summary_that_is_not_as_it_was_written_is_damaged(tmp_path, field, value):
+    """Returns that were cut would otherwise be filled up as epochs without an episode."""
+    write_run(tmp_path / "run", config(), [1, 2, 3])
+    record.write_summary(tmp_path / "run", {**record.read_summary(tmp_path / "run"), field: value})
+    with pytest.raises(UserError, match=r"run/summary\.json is damaged"):
+        read_run(tmp_path / "run", config(), "t", "m")
+
+
 # -- all runs ------------------------------------------------------------------------------------------------------
 
 

@@ -145,6 +145,7 @@ class Resume:
     """Go on with a run where it stopped."""
 
     run_dir: tyro.conf.Positional[Path]
+    """The folder of a run."""
     quiet: bool = False
     """Print nothing but errors."""
 
@@ -165,6 +166,7 @@ class Eval:
     """Play with a trained agent and print its returns."""
 
     run_dir: tyro.conf.Positional[Path]
+    """The folder of a run."""
     episodes: int = 10
     """Games to play."""
     seed: int = 100
@@ -296,6 +298,7 @@ def study(argv: list[str]) -> int:
         print(to_toml(asked), end="")
         return 0
     require_agent(asked)
+    engines.require_flags(args.engine, args.address, args.gpus, args.cluster, args.slurm)
     for name in ("workers", "seeds_per_job"):
         value = getattr(args, name)
         if value is not None and value < 1:
@@ -306,7 +309,7 @@ def study(argv: list[str]) -> int:
     if args.dry_run:
         with TemporaryDirectory() as empty:  # what it would be for a part of a study
             workers = args.workers or engines.default_workers()
-            return _dry_run(asked, out or Path(empty), workers, args.seeds_per_job)
+            return _dry_run(asked, out, Path(empty), workers, args.seeds_per_job)
     if out is None:
         raise UserError("--tasks and --seeds make another study; give it a folder of its own by --out.")
     if args.report:
@@ -330,12 +333,12 @@ def study(argv: list[str]) -> int:
         return report([str(out)])
 
 
-def _dry_run(asked: Any, out: Path, workers: int, seeds_per_job: int) -> int:
+def _dry_run(asked: Any, out: Path | None, empty: Path, workers: int, seeds_per_job: int) -> int:
     from isqn.experiments import drive
 
     rows: list[tuple[str, ...]] = []
     with redirect_stdout(sys.stderr):
-        planned, seconds = drive.estimate(asked, out, workers, seeds_per_job)
+        planned, seconds = drive.estimate(asked, out or empty, workers, seeds_per_job)
     for row in planned:
         rows.append(
             (
@@ -353,7 +356,7 @@ def _dry_run(asked: Any, out: Path, workers: int, seeds_per_job: int) -> int:
     print(*_table(header, rows), sep="\n")
     runs, left = sum(row.runs for row in planned), sum(row.to_do for row in planned)
     time = f"about {duration(seconds)} with {count(workers, 'worker')} on this machine"
-    print(f"{left} of {runs} runs to train: {time}.")
+    print(f"{left} of {runs} runs to train{f' in {out}' if out else ''}: {time}.")
     return 0
 
 
@@ -362,7 +365,7 @@ class ReportOptions:
     """Statistics, figures and one self-contained page, from the runs that are there."""
 
     folder: tyro.conf.Positional[Path]
-    """Of a study, or any folder with runs below it."""
+    """The folder of a study, or any folder with runs below it."""
     out: Annotated[Path | None, tyro.conf.arg(aliases=["-o"])] = None
     """Where to write. By default FOLDER/report."""
     baseline: str | None = None
@@ -413,6 +416,7 @@ class Probe:
     """Look at what a trained network represents and how its targets move (the paper's analysis)."""
 
     run_dir: tyro.conf.Positional[Path]
+    """The folder of a run."""
     metric: tuple[str, ...] = METRICS
     """What to compute: effective-rank, dormant, target-churn, gradient-cosine."""
     which: Literal["last", "best"] = "last"
@@ -432,8 +436,6 @@ def probe(argv: list[str]) -> int:
     for name in ("samples", "updates"):
         if getattr(args, name) < 1:
             raise UserError(f"--{name} is {getattr(args, name)}; it must be at least 1.")
-    if not args.metric:
-        raise UsageError(f"--metric needs a name; choose from {', '.join(METRICS)}.")
     for metric in args.metric:
         _require_choice("--metric", metric, METRICS)
     _require_seed(args.seed)
@@ -623,44 +625,72 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
 
 def _parse(kind: Any, argv: list[str], prog: str, default: Any = None) -> Any:
     """A flag or a choice that is not known is answered with the nearest one; the rest is tyro's."""
-    options, lists = _options(kind), set()
-    for word, following in itertools.zip_longest(argv, argv[1:]):
+    options, seen = _options(kind), set()
+    for place, word in enumerate(argv):
         name, equals, value = word.partition("=")
         name = name.replace("_", "-")
-        if not (name.startswith("--") or name in options) or name == "--help":
+        if not (name.startswith("--") or name in options):
+            if not word:
+                raise UsageError(f"`{prog}` was given an empty argument; give it a value, or leave it out.")
+            continue
+        if name == "--help":
             continue
         if name not in options:
             raise UsageError(f"`{prog}` has no flag {name}; {nearest(name, options, f'`{prog} --help` lists them.')}")
-        given = value if equals else following
-        if given == "":
+        hint = options[name]
+        many = get_origin(hint) is tuple
+        following = itertools.takewhile(lambda other: not other.startswith("--"), argv[place + 1 :])
+        given = [value] if equals else [*following][: None if many else 1]
+        if "" in given:
             raise UsageError(f"{name} is empty; give it a value, or leave it out.")
-        if get_origin(options[name]) is Literal:
-            _require_choice(name, given or "", get_args(options[name]))
-        if get_origin(options[name]) is tuple:
-            if name in lists:
-                raise UsageError(f"{name} is given twice; give all its values after one {name}.")
-            lists.add(name)
+        if many and name in seen:
+            raise UsageError(f"{name} is given twice; give all its values after one {name}.")
+        seen.add(name)
+        if hint is not bool:
+            _require_values(name, hint, given)
     extra = {} if default is None else {"default": default}
-    with redirect_stderr(io.StringIO()) as box:
-        try:
+    try:
+        with redirect_stderr(io.StringIO()) as box, redirect_stdout(io.StringIO()) as text:
             return tyro.cli(kind, args=argv, prog=prog, description=inspect.getdoc(kind), **extra)
-        except SystemExit as stop:
-            if stop.code == 0:  # --help
-                raise
-            raise UsageError(f"{_sentence(box.getvalue())} `{prog} --help` explains.") from None
+    except SystemExit as stop:
+        if stop.code:
+            raise UsageError(f"{_sentence(box.getvalue(), prog)} `{prog} --help` explains.") from None
+        print(_help(text.getvalue()))
+        raise
 
 
-def _sentence(box: str) -> str:
+def _require_values(name: str, hint: Any, given: list[str]) -> None:
+    """As its type asks for; what is left over, as after a list, is tyro's."""
+    if not given and name != "--hidden-sizes":  # without any, the network is linear
+        raise UsageError(f"{name} needs a value.")
+    kinds = (hint, *get_args(hint))
+    for kind, words in ((int, "a whole number"), (float, "a number")):
+        for value in given if kind in kinds else ():
+            try:
+                kind(value)
+            except ValueError:
+                if not (value == "None" and type(None) in kinds):
+                    raise UsageError(f"{name} is {value!r}; it must be {words}.") from None
+    choices = next((get_args(kind) for kind in kinds if get_origin(kind) is Literal), ())
+    for value in given if choices else ():
+        _require_choice(name, value, choices)
+
+
+def _help(text: str) -> str:
+    """tyro's, without the words of its types for what may be left out; as wide as it was."""
+    text = re.sub(r"\{None\}\|(\w+)", rf"\1{' ' * len('{None}|')}", text)
+    text = re.sub(r"\{None,([^}]+)\}", rf"{{\1}}{' ' * len('None,')}", text)
+    lines = [line.rstrip() for line in text.splitlines()]
+    return "\n".join([*lines, "--debug, with any command, shows the traceback of an error."])
+
+
+def _sentence(box: str, prog: str) -> str:
     """What tyro draws in a box, without the box and its pointers to the help."""
     lines = [line.strip("│| ") for line in box.splitlines()[1:]]
     words = " ".join(line for line in lines if line.strip("╰─╯+-"))
     said = re.split(r" (?:Argument helptext|For full helptext)", words)[0].rstrip(".")
-    for technical, plain in (
-        ("invalid literal for int() with base 10:", "not a whole number:"),
-        ("could not convert string to float:", "not a number:"),
-    ):
-        said = said.replace(technical, plain)
-    return f"{said}."
+    said = re.sub(r"^Missing from .*?: [A-Z]+ (.*) \(required\)$", rf"`{prog}` needs an argument: \1", said)
+    return f"{said.rstrip('.')}."
 
 
 POSITIONAL = get_args(tyro.conf.Positional[str])[1]

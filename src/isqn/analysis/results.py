@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from isqn.train import record
 from isqn.types import UserError
 
 MISSING = ("fail", "drop", "truncate")
+SHOWN = {"versions": dict, "cores": int, "trained_with": list, "command": str}  # what a report takes of a summary
 
 Key = tuple[str, str, int]  # task, method, seed
 Scores = dict[str, np.ndarray]  # rliable's: method -> (seeds, tasks, epochs)
@@ -71,10 +73,16 @@ def read_run(folder: Path, config: Config, task: str, method: str) -> Run:
     with _undamaged(folder / ("summary.json" if finished else "episodes.csv")):
         means = summary["epoch_returns"] if finished else _epoch_means(folder)[:-1]  # the last epoch goes on
         if finished:  # nothing is written of last epochs in which no episode ended
+            if not math.isclose(summary["auc"], sum(mean for mean in means if mean is not None), rel_tol=1e-9):
+                raise ValueError("auc is the sum of epoch_returns")
             means = [*means, *[None] * (config.num_epochs - len(means))]
         returns = _filled(means)
         if not np.isfinite(returns).all():
             raise ValueError("returns must be numbers")
+    with _undamaged(folder / "summary.json"):
+        for name, kind in SHOWN.items():
+            if not isinstance(summary.get(name, kind()), kind):
+                raise TypeError(f"{name} must be of {kind}")
     with _undamaged(folder / "metrics.csv"):
         metrics = _columns(folder / "metrics.csv")
     return Run(task, method, config, returns, finished, summary, metrics)

@@ -26,6 +26,8 @@ from isqn.train.progress import count, duration, say
 from isqn.types import Interrupted, UserError
 
 POLL_SECONDS = 0.5
+DRAW_SECONDS = 2.0  # between two tables of progress on a terminal
+SAY_SECONDS = 300.0  # between two lines of progress in a pipe
 STOP_SECONDS = 120.0  # a scheduler may be slow to say that a job has ended
 BASE_BYTES = 400_000_000  # of a process that has started JAX
 
@@ -106,6 +108,8 @@ def train(
         for job in pending:
             record.replace_text(job.file, to_toml(job.config))
         board = Board(study, out, enabled=not quiet)
+        if pending:
+            board.say(f"training {count(len(pending), 'job')}; each has a log in {out / 'logs'}")
         with run.stop_on_signals() as should_stop:
             failed = _drive(pending, engine, board, should_stop)
         states = Counter(record.run_state(folder) for folder in folders(study, out))
@@ -238,12 +242,14 @@ def _drive(pending: list[Job], engine: Engine, board: Board, should_stop: Callab
             if code == worker.DONE:
                 board.say(f"finished {job.name}")
             elif code == worker.INTERRUPTED or (code < 0 and attempts[job.name] <= RETRIES):
-                board.say(f"{job.name} was {'stopped' if code > 0 else 'killed'}; it goes on from its checkpoint")
+                how = "stopped" if code > 0 else "killed"
+                board.say(f"{job.name} was {how}; it starts again, from its checkpoint if it has one")
                 pending.append(job)
             else:
                 failed.append(job)
                 why = f"killed {attempts[job.name]} times" if code < 0 else last_line(job.log)
-                board.say(f"FAILED {job.name}: {why} (log: {job.log})", always=True)
+                log = job.log if job.log.exists() else board.out / "logs"  # what a scheduler could not start has none
+                board.say(f"FAILED {job.name}: {why} (log: {log})", always=True)
         board.show(running.values(), len(pending), failed)
         if should_stop():
             _stop(running, board)
@@ -273,7 +279,7 @@ def last_line(log: Path) -> str:
 
 @dataclass
 class Board:
-    """One table of progress: on a terminal it is drawn anew, in a pipe a line is written when a job ends."""
+    """One table of progress: on a terminal it is drawn anew, in a pipe its head is a line every few minutes."""
 
     study: Study
     out: Path
@@ -290,11 +296,15 @@ class Board:
 
     def show(self, running: Iterable[Job], waiting: int, failed: list[Job]) -> None:
         now = time.monotonic()
-        if not self.enabled or not sys.stderr.isatty() or now - self._drawn < 2:
+        if not self.enabled or now - self._drawn < (DRAW_SECONDS if sys.stderr.isatty() else SAY_SECONDS):
             return
         self._drawn = now
+        lines = self.table(list(running), waiting, failed)
+        if not sys.stderr.isatty():
+            say(" · ".join(lines[:2]))
+            return
         width = shutil.get_terminal_size().columns - 1  # a line that wraps could not be erased
-        lines = [line[:width] for line in self.table(list(running), waiting, failed)]
+        lines = [line[:width] for line in lines]
         self.erase()
         sys.stderr.write("\n".join(lines) + "\n")
         sys.stderr.flush()
@@ -310,8 +320,8 @@ class Board:
             self._first_steps, self._began = done, time.monotonic()
         rate = (done - self._first_steps) / max(time.monotonic() - self._began, 1e-9)
         finished = sum(record.run_state(folder) == "finished" for folder in progress)
-        left = f"{duration((goal - done) / rate)} left" if rate > 0 else "time left not known yet"
-        head = f"{self.study.name}: {finished} of {len(progress)} runs done · {rate:,.0f} steps/s · {left}"
+        pace = f"{rate:,.0f} steps/s · {duration((goal - done) / rate)} left" if rate > 0 else "time left not known yet"
+        head = f"{self.study.name}: {finished} of {len(progress)} runs done · {pace}"
         # a cluster takes all jobs at once, and lets them wait
         begun = [job for job in running if any((folder / "config.toml").is_file() for folder in job.folders)]
         waiting += len(running) - len(begun)

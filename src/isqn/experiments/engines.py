@@ -337,10 +337,8 @@ def _import(name: str, extra: str) -> Any:
         raise UserError(f'--engine {extra} needs `pip install "isqn[{extra}]"`.') from None
 
 
-def make(
-    name: str, out: Path, workers: int | None, address: str | None, gpus: float, cluster: str, parameters: Sequence[str]
-) -> Engine:
-    """By the words of the command line."""
+def require_flags(name: str, address: str | None, gpus: float, cluster: str, parameters: Sequence[str]) -> None:
+    """A flag of another engine would do nothing."""
     for flag, given, needed in (
         ("--address", address is not None, "ray"),
         ("--gpus", gpus != 0, "ray"),
@@ -349,6 +347,12 @@ def make(
     ):
         if given and name != needed:
             raise UserError(f"{flag} is for --engine {needed}, and the engine is {name}.")
+
+
+def make(
+    name: str, out: Path, workers: int | None, address: str | None, gpus: float, cluster: str, parameters: Sequence[str]
+) -> Engine:
+    """By the words of the command line."""
     if name == "local":
         return Local(workers or default_workers())
     if name == "ray":

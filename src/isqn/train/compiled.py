@@ -371,7 +371,7 @@ def _restore(run_dirs: list[Path], template: LoopState, totals: Any, replay: Dev
             [m["tables"] for m in manifests],
         )
     if any(checkpoint.steps(d) for d in run_dirs):
-        raise UserError(f"{run_dirs[0]} has no checkpoint that can be read; start again with `isqn train --overwrite`.")
+        raise UserError(f"{run_dirs[0]} has no checkpoint that can be read; move the folder away to train it anew.")
     return None
 
 

@@ -247,7 +247,7 @@ def _restore(run_dir: Path, state: Any, totals: Any, make_replay: Callable[[], R
         tree = jax.tree.map(jnp.asarray, tree)
         return tree["agent"], tree["totals"], replay, Counters(**manifest["counters"]), history, manifest["tables"]
     if checkpoint.steps(run_dir):
-        raise UserError(f"{run_dir} has no checkpoint that can be read; start again with `isqn train --overwrite`.")
+        raise UserError(f"{run_dir} has no checkpoint that can be read; move the folder away to train it anew.")
     return None
 
 

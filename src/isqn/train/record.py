@@ -73,7 +73,7 @@ def require_tables(run_dir: Path, lengths: dict[str, int]) -> None:
         if not path.exists() or path.stat().st_size < length:
             raise UserError(
                 f"{path} is {'shorter than at the checkpoint' if path.exists() else 'missing'}; "
-                "put it back, or start again with `isqn train --overwrite`."
+                "put it back, or move the folder away to train it anew."
             )
 
 
