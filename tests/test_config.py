@@ -215,6 +215,8 @@ def file(tmp_path: Path, text: str) -> Path:
         ("hidden_sizes = {a = 1}", ": --hidden-sizes is {'a': 1}; it must be a list of type int."),
         ("discount = 2", ": --discount is 2.0; it must be between 0 and 1."),
         ("learning_rate = nan", ": --learning-rate is nan; it must be a finite number."),
+        ("", "is empty; give the config.toml of a run."),
+        ("# nothing", "is empty; give the config.toml of a run."),
         ("batch_size = ", "is not valid TOML: Invalid value (at end of document)."),
         ("env_id = '\xe9'", "is not valid TOML: 'utf-8' codec can't decode"),
     ],
@@ -224,6 +226,11 @@ def test_a_file_that_is_wrong_is_named_with_what_is_wrong(text, sentence, tmp_pa
     with pytest.raises(UserError) as error:
         read_toml(path)
     assert str(error.value).startswith(f"{path}{'' if sentence.startswith(':') else ' '}{sentence}")
+
+
+def test_a_file_may_begin_with_the_mark_of_its_encoding(tmp_path):
+    (tmp_path / "config.toml").write_bytes(b"\xef\xbb\xbfbatch_size = 7\n")
+    assert read_toml(tmp_path / "config.toml").batch_size == 7
 
 
 def test_a_path_that_is_not_there_is_answered_with_the_one_beside_it(tmp_path):

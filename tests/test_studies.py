@@ -511,7 +511,7 @@ def test_a_file_without_a_name_is_called_by_its_own(tmp_path):
 TB, TF, CARTPOLE = {"scheme": "target-based"}, {"scheme": "target-free"}, {"env_id": "CartPole-v1"}
 SEEDS = "they must be different whole numbers from 0 to 2147483647."
 FOLDER = "it must be a text that can name a folder, of at most 100 bytes."
-VALUE = "it must be a text, a number, true or false, or a list of those."
+VALUE = "it must be a text, a finite number of at most 64 bits, true or false, or a list of those."
 HELP = "the settings are those of `isqn train dqn --help`."
 OTHER = "give one of them another `name`, or leave it out."
 

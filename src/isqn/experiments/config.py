@@ -336,12 +336,15 @@ def from_mapping(values: dict[str, Any], where: str, base: Config | None = None)
 
 
 def read_toml(path: Path) -> Config:
-    return from_mapping(load_toml(path, "give the config.toml of a run."), str(path))
+    settings = load_toml(path, "give the config.toml of a run.")
+    if not settings:  # what a full disk leaves: not a run with the default of everything
+        raise UserError(f"{path} is empty; give the config.toml of a run.")
+    return from_mapping(settings, str(path))
 
 
 def load_toml(path: Path, instead: str) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))  # some editors begin a file with a mark
     except FileNotFoundError:
         raise UserError(f"{path} does not exist{nearest_path(path) or f'; {instead}'}") from None
     except OSError as error:

@@ -111,7 +111,8 @@ class Study:
                 raise UserError(f"{where} sets {key!r}, which is not a setting there; {hint}")
             if key not in more and not _is_plain(value):
                 raise UserError(
-                    f"{where}: {key} is {value!r}; it must be a text, a number, true or false, or a list of those."
+                    f"{where}: {key} is {value!r}; it must be a text, a finite number of at most 64 bits, true or "
+                    "false, or a list of those."
                 )
         if "preset" in table:
             preset = table["preset"]
