@@ -277,11 +277,36 @@ def test_a_value_that_cannot_be_read_is_a_usage_error(capsys):
         ("study online-ln --seeds 1 x --quiet", "--seeds is 'x'; it must be a whole number."),
         ("study online-ln --seeds --dry-run", "--seeds needs a value."),
         ("resume", "`isqn resume` needs an argument: The folder of a run. `isqn resume --help` explains."),
+        ("train --config --quiet", "--config needs a value."),
         ("list envs presets", "Unrecognized options: presets. `isqn list --help` explains."),
         ("probe run --metric", "--metric needs a value."),
     ):
         assert main(words.split()) == 2
         assert capsys.readouterr().err == f"isqn: {said}\n"
+
+
+def test_what_the_parser_takes_is_taken(tmp_path, monkeypatch, capsys):
+    """Flags before the argument; a folder that begins as a flag would, but for its dash; a choice that is left open."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["study", "--show", "--seeds", "7", "8", "online-plain"]) == 0
+    assert "seeds = [7, 8]" in capsys.readouterr().out
+    assert main(["study", "online-plain", "--show", "--scale", "None"]) == 0
+    (tmp_path / "_o").mkdir()
+    assert main(["report", "_o"]) == 1
+    assert "_o" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as exit_:
+        main(["study", "online-plain", "--seeds", "1", "-h"])
+    assert exit_.value.code == 0
+
+
+def test_an_empty_word_is_refused(capsys):
+    for words, what in (
+        (["report", ""], "An argument of `isqn report`"),
+        (["report", "--watch", ""], "An argument of `isqn report`"),
+        (["study", "x", "--tasks", ""], "--tasks"),
+    ):
+        assert main(words) == 2
+        assert capsys.readouterr().err == f"isqn: {what} is empty; give it a value, or leave it out.\n"
 
 
 # -- train -------------------------------------------------------------------------------------------------------
@@ -327,6 +352,7 @@ def test_flags_change_the_preset_or_the_file_that_they_start_from(parsed, traine
     file = trained.folder / "config.toml"
     assert parsed("--config", str(file), "--seed", "4") == read_toml(file).replace(seed=4)
     assert parsed("--hidden-sizes", "3", "4", "--layer-norm").hidden_sizes == (3, 4)
+    assert parsed("--hidden-sizes").hidden_sizes == parsed("--head-weights").head_weights == ()
     assert parsed("--reward-clip", "None").reward_clip is None
 
 

@@ -23,6 +23,7 @@ def draw(*panels: Chart, remark: str = ""):
     pytest.importorskip("matplotlib")
     drawn = figures.draw(Figure("name", "a title", "a caption", panels, remark))
     drawn.draw_without_rendering()
+    assert drawn.get_suptitle() == "", "a paper has its own words for what is shown"
     return drawn
 
 
@@ -441,6 +442,10 @@ def test_a_sweep_of_one_scheme_goes_from_dark_to_light():
     assert light[0] + 15 < light[1] < light[2] - 15
     assert colours["TB-DQN"] == colours["TB-DQN, LN"] == style.BLACK
     assert colours["iS-DQN K=9, T=40"] == colours["iS-DQN K=9, T=200"] == style.GREEN, "two are told apart by dashes"
+    rates = style.colours(["TB-DQN, lr=1e-05", "TB-DQN, lr=0.0001", "TB-DQN, lr=0.001"]).values()
+    light = [lab(colour, np.eye(3))[0] for colour in rates]
+    assert light[0] < light[1] < light[2]
+    assert set(style.colours([f"TB-DQN{norm}, bfloat16" for norm in ("", ", LN", ", BN")]).values()) == {style.BLACK}
 
 
 def test_other_k_lie_between_their_neighbours():

@@ -460,14 +460,17 @@ def test_a_level_is_known_at_every_x_of_its_panel():
 
 def test_one_epoch_is_a_point_and_no_level():
     epoch = Chart("lines", {"a": Series(numbers(5), numbers(4), numbers(6), numbers(100))})
-    (point,) = data_of(page.render(make(epoch)))["charts"]["first/0"]["series"]
-    assert (point["x"], point["y"], point["level"]) == ([100], [5], False)
+    chart = data_of(page.render(make(epoch)))["charts"]["first/0"]
+    (point,) = chart["series"]
+    assert (point["x"], point["y"], point["level"], chart["ticks"]) == ([100], [5], False, [100])
 
 
 def test_few_places_are_ticked_where_they_are_if_there_is_room():
     x = numbers(1, 3, 9, 10, 49)  # on a logarithmic axis 10 is too near to 9
     charts = {scale: Chart("lines", {"a": Series(x, x=x)}, log_x=scale) for scale in (True, False)}
-    found = data_of(page.render(make(*charts.values(), Chart("lines", {"a": Series(np.zeros(11))}))))["charts"]
+    found = data_of(
+        page.render(make(*charts.values(), Chart("lines", {"a": Series(np.zeros(11), x=np.arange(11.0))})))
+    )["charts"]
     assert [found[f"first/{i}"]["ticks"] for i in range(3)] == [[1, 3, 9, 49], [1, 9, 49], None]
 
 

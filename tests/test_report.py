@@ -252,7 +252,9 @@ def test_each_panel_is_divided_by_its_own_baseline(tmp_path):
     first, second = figure(report, "auc").charts
     assert (first.title, points(first)) == ("float32", {"TB-DQN": [1], "TF-DQN": [0.5]})
     assert (second.title, points(second)) == ("bfloat16", {"TB-DQN": [1], "TF-DQN": [1.5]})
-    assert [c.title for c in figure(report, "curves").charts] == ["float32", "bfloat16"]
+    for name in ("curves", "profile", "tasks"):
+        panels = {c.title.split(", ")[-1]: list(c.series) for c in figure(report, name).charts}
+        assert panels == {"float32": ["TB-DQN", "TF-DQN"], "bfloat16": ["TB-DQN", "TF-DQN"]}, name
     assert points(chart(report, "improvement")) == {"TF-DQN, float32": [0], "TF-DQN, bfloat16": [1]}
     assert [row[0] for row in report.headline.rows] == list(sums)
 

@@ -141,7 +141,7 @@ def test_an_epoch_without_an_episode_is_as_good_as_its_neighbour(tmp_path, epoch
 def test_a_damaged_table_is_named(tmp_path, file, text):
     write_run(tmp_path / "run", config(), [1, 2, 3], finished=False)
     (tmp_path / "run" / file).write_text(text)
-    sentence = rf"run/{file} is damaged \(ValueError\); move .*run away, and train that run again\.$"
+    sentence = rf"run/{file} is damaged \(ValueError: .*\); move .*run away, and train that run again\.$"
     with pytest.raises(UserError, match=sentence):
         read_run(tmp_path / "run", config(), "t", "m")
 
@@ -149,7 +149,7 @@ def test_a_damaged_table_is_named(tmp_path, file, text):
 def test_a_finished_summary_without_returns_is_damaged(tmp_path):
     write_run(tmp_path / "run", config(), [1, 2, 3])
     record.write_summary(tmp_path / "run", {"status": "finished"})
-    with pytest.raises(UserError, match=r"run/summary\.json is damaged \(KeyError\)"):
+    with pytest.raises(UserError, match=r"run/summary\.json is damaged \(KeyError: 'epoch_returns'\)"):
         read_run(tmp_path / "run", config(), "t", "m")
 
 

@@ -134,7 +134,7 @@ def _base_config(argv: list[str]) -> tuple[Config, str]:
 def _peek(argv: list[str], name: str) -> str | None:
     for flag, value in itertools.zip_longest(argv, argv[1:]):
         if flag.replace("_", "-") == name:
-            return value
+            return None if value and value.startswith("--") else value  # what is missing is said later
         if flag.replace("_", "-").startswith(f"{name}="):
             return flag.split("=", 1)[1]
     return None
@@ -307,9 +307,7 @@ def study(argv: list[str]) -> int:
     if out is None and not (args.tasks or args.seeds):
         out = Path("studies") / slug(f"{asked.name}-{asked.scale}")
     if args.dry_run:
-        with TemporaryDirectory() as empty:  # what it would be for a part of a study
-            workers = args.workers or engines.default_workers()
-            return _dry_run(asked, out, Path(empty), workers, args.seeds_per_job)
+        return _dry_run(asked, out, args.workers or engines.default_workers(), args.seeds_per_job)
     if out is None:
         raise UserError("--tasks and --seeds make another study; give it a folder of its own by --out.")
     if args.report:
@@ -333,12 +331,12 @@ def study(argv: list[str]) -> int:
         return report([str(out)])
 
 
-def _dry_run(asked: Any, out: Path | None, empty: Path, workers: int, seeds_per_job: int) -> int:
+def _dry_run(asked: Any, out: Path | None, workers: int, seeds_per_job: int) -> int:
     from isqn.experiments import drive
 
     rows: list[tuple[str, ...]] = []
-    with redirect_stdout(sys.stderr):
-        planned, seconds = drive.estimate(asked, out or empty, workers, seeds_per_job)
+    with redirect_stdout(sys.stderr), TemporaryDirectory() as empty:  # what it would be for a part of a study
+        planned, seconds = drive.estimate(asked, out or Path(empty), workers, seeds_per_job)
     for row in planned:
         rows.append(
             (
@@ -624,60 +622,67 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
 
 
 def _parse(kind: Any, argv: list[str], prog: str, default: Any = None) -> Any:
-    """A flag or a choice that is not known is answered with the nearest one; the rest is tyro's."""
-    options, seen = _options(kind), set()
+    """By tyro, which takes some mistakes in silence and words others as a parser would: those are said here."""
+    options, given = _options(kind), dict[str, list[str]]()
     for place, word in enumerate(argv):
+        if not word:
+            raise UsageError(f"{_asked(argv[place - 1 : place], options) or f'An argument of `{prog}`'} {EMPTY}")
+        if not word.startswith("-"):
+            continue
         name, equals, value = word.partition("=")
         name = name.replace("_", "-")
-        if not (name.startswith("--") or name in options):
-            if not word:
-                raise UsageError(f"`{prog}` was given an empty argument; give it a value, or leave it out.")
-            continue
-        if name == "--help":
-            continue
         if name not in options:
-            raise UsageError(f"`{prog}` has no flag {name}; {nearest(name, options, f'`{prog} --help` lists them.')}")
-        hint = options[name]
-        many = get_origin(hint) is tuple
-        following = itertools.takewhile(lambda other: not other.startswith("--"), argv[place + 1 :])
-        given = [value] if equals else [*following][: None if many else 1]
-        if "" in given:
-            raise UsageError(f"{name} is empty; give it a value, or leave it out.")
-        if many and name in seen:
+            if name.startswith("--") and name != "--help":
+                hint = nearest(name, options, f"`{prog} --help` lists them.")
+                raise UsageError(f"`{prog}` has no flag {name}; {hint}")
+            continue
+        if name in given and get_origin(options[name]) is tuple:
             raise UsageError(f"{name} is given twice; give all its values after one {name}.")
-        seen.add(name)
-        if hint is not bool:
-            _require_values(name, hint, given)
+        following = itertools.takewhile(lambda other: not other.startswith("--"), argv[place + 1 :])
+        given[name] = [value] if equals else [*following]
+        if value == "" and equals:
+            raise UsageError(f"{name} {EMPTY}")
+        if not given[name] and options[name] is not bool and name not in MAY_BE_EMPTY:
+            raise UsageError(f"{name} needs a value.")
     extra = {} if default is None else {"default": default}
     try:
         with redirect_stderr(io.StringIO()) as box, redirect_stdout(io.StringIO()) as text:
             return tyro.cli(kind, args=argv, prog=prog, description=inspect.getdoc(kind), **extra)
     except SystemExit as stop:
-        if stop.code:
-            raise UsageError(f"{_sentence(box.getvalue(), prog)} `{prog} --help` explains.") from None
-        print(_help(text.getvalue()))
-        raise
+        if not stop.code:
+            print(_help(text.getvalue()))
+            raise
+    for name, values in given.items():
+        _require_values(name, options[name], values)
+    raise UsageError(f"{_sentence(box.getvalue(), prog)} `{prog} --help` explains.")
+
+
+EMPTY = "is empty; give it a value, or leave it out."
+MAY_BE_EMPTY = ("--hidden-sizes", "--head-weights")  # a linear network; equal weights
+
+
+def _asked(words: list[str], options: dict[str, Any]) -> str:
+    """The flag, if the one word is one that waits for a value."""
+    return next((word for word in words if options.get(word.replace("_", "-"), bool) is not bool), "")
 
 
 def _require_values(name: str, hint: Any, given: list[str]) -> None:
-    """As its type asks for; what is left over, as after a list, is tyro's."""
-    if not given and name != "--hidden-sizes":  # without any, the network is linear
-        raise UsageError(f"{name} needs a value.")
+    """As its type asks for: to say in plain words why tyro refuses them."""
     kinds = (hint, *get_args(hint))
-    for kind, words in ((int, "a whole number"), (float, "a number")):
-        for value in given if kind in kinds else ():
+    for value in given if get_origin(hint) is tuple else given[:1]:
+        if value == "None" and type(None) in kinds:
+            continue
+        for kind, words in ((int, "a whole number"), (float, "a number")):
             try:
-                kind(value)
+                _ = kind in kinds and kind(value)
             except ValueError:
-                if not (value == "None" and type(None) in kinds):
-                    raise UsageError(f"{name} is {value!r}; it must be {words}.") from None
-    choices = next((get_args(kind) for kind in kinds if get_origin(kind) is Literal), ())
-    for value in given if choices else ():
-        _require_choice(name, value, choices)
+                raise UsageError(f"{name} is {value!r}; it must be {words}.") from None
+        for choices in (get_args(kind) for kind in kinds if get_origin(kind) is Literal):
+            _require_choice(name, value, choices)
 
 
 def _help(text: str) -> str:
-    """tyro's, without the words of its types for what may be left out; as wide as it was."""
+    """tyro's, plain, without the words of its types for what may be left out; as wide as it was."""
     text = re.sub(r"\{None\}\|(\w+)", rf"\1{' ' * len('{None}|')}", text)
     text = re.sub(r"\{None,([^}]+)\}", rf"{{\1}}{' ' * len('None,')}", text)
     lines = [line.rstrip() for line in text.splitlines()]
@@ -688,7 +693,7 @@ def _sentence(box: str, prog: str) -> str:
     """What tyro draws in a box, without the box and its pointers to the help."""
     lines = [line.strip("│| ") for line in box.splitlines()[1:]]
     words = " ".join(line for line in lines if line.strip("╰─╯+-"))
-    said = re.split(r" (?:Argument helptext|For full helptext)", words)[0].rstrip(".")
+    said = re.split(r" (?:Argument helptext|For full helptext)", words)[0]
     said = re.sub(r"^Missing from .*?: [A-Z]+ (.*) \(required\)$", rf"`{prog}` needs an argument: \1", said)
     return f"{said.rstrip('.')}."
 

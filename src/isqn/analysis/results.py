@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -73,8 +72,8 @@ def read_run(folder: Path, config: Config, task: str, method: str) -> Run:
     with _undamaged(folder / ("summary.json" if finished else "episodes.csv")):
         means = summary["epoch_returns"] if finished else _epoch_means(folder)[:-1]  # the last epoch goes on
         if finished:  # nothing is written of last epochs in which no episode ended
-            if not math.isclose(summary["auc"], sum(mean for mean in means if mean is not None), rel_tol=1e-9):
-                raise ValueError("auc is the sum of epoch_returns")
+            if abs(summary["auc"] - sum(mean for mean in means if mean is not None)) > 1e-6:
+                raise ValueError("auc is not the sum of epoch_returns")
             means = [*means, *[None] * (config.num_epochs - len(means))]
         returns = _filled(means)
         if not np.isfinite(returns).all():
@@ -82,7 +81,7 @@ def read_run(folder: Path, config: Config, task: str, method: str) -> Run:
     with _undamaged(folder / "summary.json"):
         for name, kind in SHOWN.items():
             if not isinstance(summary.get(name, kind()), kind):
-                raise TypeError(f"{name} must be of {kind}")
+                raise TypeError(f"{name} is no {kind.__name__}")
     with _undamaged(folder / "metrics.csv"):
         metrics = _columns(folder / "metrics.csv")
     return Run(task, method, config, returns, finished, summary, metrics)
@@ -93,7 +92,7 @@ def _undamaged(file: Path) -> Iterator[None]:
     try:
         yield
     except (KeyError, TypeError, ValueError) as error:
-        what = f"{file} is damaged ({type(error).__name__})"
+        what = f"{file} is damaged ({type(error).__name__}: {error})"
         raise UserError(f"{what}; move {file.parent} away, and train that run again.") from None
 
 

@@ -71,7 +71,7 @@ class Config:
     num_steps_return: Annotated[int, _also("update-horizon")] = 1
     """n of the n-step return."""
     reward_clip: float | None = None
-    """Rewards are clipped to [-c, c] for learning; results are always raw."""
+    """Rewards are clipped to [-c, c] for learning, or with None not at all; results are always raw."""
     buffer_size: int = 50_000
     """Rows of the replay: one per step, and one for the last observation of each episode."""
     compress_replay: Literal["auto", "yes", "no"] = "auto"

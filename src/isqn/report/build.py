@@ -102,7 +102,7 @@ def overview(report: Report) -> Figure | None:
     of_the_first = "parameters" if len(sizes) == 1 else f"parameters, {sizes[0].title}"
     titles = {"auc": "area under the curve", "curves": "learning curves", "parameters": of_the_first}
     charts = [replace(found[name].charts[0], title=title) for name, title in titles.items()]
-    return replace(found["auc"], name="overview", title="", charts=tuple(charts))
+    return replace(found["auc"], name="overview", charts=tuple(charts))
 
 
 def _configs(collected: Collected) -> dict[str, str]:
@@ -169,7 +169,7 @@ def _of_all(collected: Collected, compared: Comparison) -> Iterator[Figure]:
             f"Over {compared.over}."
         )
         yield Figure("profile", "Performance profile", about, tuple(charts))
-    if 0 < len(compared.improvements) < MOST_LINES:
+    if 0 < len(compared.improvements) <= MOST_LINES:
         about = "How often a run has a larger area under its curve than one of the baseline on the same task."
         yield Figure(
             "improvement",

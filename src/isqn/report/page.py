@@ -195,14 +195,16 @@ def _configs(configs: Mapping[str, str]) -> str:
 
 def _chart(chart: Chart, looks: style.Looks) -> dict[str, Any]:
     """What the script needs to draw one panel."""
-    across = _across(chart)
-    ticks = chart.kind == "lines" and len(across) <= FEW
+    lines = [series.x for series in chart.series.values() if series.x is not None]
+    x = np.unique(np.concatenate([*lines, *[[1.0]] * (not lines)]))
+    # a level is drawn and hovered wherever a line is, and somewhere if there is no stretch of a line
+    across = x if len(x) > 1 else x + np.array([-0.5, 0, 0.5]) * (np.abs(x) if x.any() else 1)
     return {
         "kind": chart.kind,
         "xlabel": chart.xlabel,
         "ylabel": chart.ylabel,
         "logX": chart.log_x,
-        "ticks": _numbers(apart(across, 0.11, chart.log_x)) if ticks else None,
+        "ticks": _numbers(apart(x, 0.11, chart.log_x)) if lines and len(x) <= FEW else None,
         "reference": chart.reference,
         "series": [
             {"label": label, "colour": colour, "dash": dash.plotly, "hatch": dash.hatch}
@@ -215,31 +217,18 @@ def _chart(chart: Chart, looks: style.Looks) -> dict[str, Any]:
 
 def _columns(chart: Chart, label: str, series: Series, across: np.ndarray) -> dict[str, Any]:
     """The numbers of one series: a bar's of length one, a level's repeated for every x of its panel."""
-    x = _x(series)
+    x = np.ones(1) if series.x is None else np.asarray(series.x, np.float64)
     parts = {"y": series.point, "low": series.low, "high": series.high, "seeds": series.seeds}
     given = {name: np.asarray(part, np.float64) for name, part in parts.items() if part is not None}
+    if chart.kind == "bars" and len(series.point) != 1:
+        raise UserError(f"The bar {label} of the chart {chart.title!r} has {len(series.point)} points; a bar has one.")
     if any(part.shape[-1:] != x.shape for part in given.values()):
         raise UserError(f"The series {label} of the chart {chart.title!r} has another number of points than of x.")
-    if chart.kind == "bars" and len(x) != 1:
-        raise UserError(f"The bar {label} of the chart {chart.title!r} has {len(x)} points; a bar has one.")
-    level = chart.kind == "lines" and series.x is None and len(x) == 1
+    level = chart.kind == "lines" and series.x is None
     if level:
         given = {name: np.repeat(part, len(across), axis=-1) for name, part in given.items()}
         x = across
     return {**dict.fromkeys(parts), "level": level, "x": _numbers(x)} | {k: _numbers(v) for k, v in given.items()}
-
-
-def _x(series: Series) -> np.ndarray:
-    return np.arange(1.0, len(series.point) + 1) if series.x is None else np.asarray(series.x, np.float64)
-
-
-def _across(chart: Chart) -> np.ndarray:
-    """Every x of a panel, so that a level can be hovered wherever a line can."""
-    grids = [_x(series) for series in chart.series.values()]
-    x = np.unique(
-        np.concatenate([_x(s) for s in chart.series.values() if s.x is not None or len(s.point) > 1] or grids)
-    )
-    return x if len(x) > 1 else x + np.array([-0.5, 0, 0.5]) * (np.abs(x) if x.any() else 1)
 
 
 def _numbers(values: np.ndarray) -> list[Any]:

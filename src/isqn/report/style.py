@@ -96,10 +96,13 @@ def colours(labels: Iterable[str]) -> dict[str, str]:
     left = [*REST, *(c for c in (VERMILION, *BY_K.values(), ORANGE, BLACK) if c not in found.values())]
     found |= zip(others, left if len(others) <= len(left) else _ordered(len(others)), strict=False)
     chosen = {label: found[_name(label)] for label in labels}
-    for name, colour in found.items():  # a sweep, as of T: too many for dashes alone
-        swept = sorted((label for label in chosen if _name(label) == name and _numbers(label)), key=_numbers)
-        if len(swept) > 2:
-            chosen |= zip(swept, _shades(colour, len(swept)), strict=True)
+    sweeps: dict[tuple[str, str], dict[str, list[float]]] = {}
+    for label in chosen:
+        words, numbers = _setting(label)
+        sweeps.setdefault((_name(label), words), {})[label] = numbers
+    for (name, _), swept in sweeps.items():
+        if len(swept) > 2:  # as of T: too many for dashes alone
+            chosen |= zip(sorted(swept, key=swept.__getitem__), _shades(found[name], len(swept)), strict=True)
     return chosen
 
 
@@ -124,9 +127,10 @@ def _suffix(label: str) -> str:
     return label.partition(", ")[2]
 
 
-def _numbers(label: str) -> list[float]:
-    """In its suffix: T=200 comes before T=1000."""
-    return [float(number) for number in re.findall(r"\d+(?:\.\d+)?", _suffix(label))]
+def _setting(label: str) -> tuple[str, list[float]]:
+    """What a suffix sets, and to which numbers: ", T=200, LN" is "T=, LN" and 200. The 16 of bfloat16 is no number."""
+    number = r"(?<=[= x])-?\d+(?:\.\d+)?(?:e[-+]?\d+)?(?=,|$)"
+    return re.sub(number, "", _suffix(label)), [float(found) for found in re.findall(number, _suffix(label))]
 
 
 def _of_scheme(name: str) -> str | None:
