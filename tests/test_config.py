@@ -215,6 +215,7 @@ def file(tmp_path: Path, text: str) -> Path:
         ("hidden_sizes = {a = 1}", ": --hidden-sizes is {'a': 1}; it must be a list of type int."),
         ("discount = 2", ": --discount is 2.0; it must be between 0 and 1."),
         ("learning_rate = nan", ": --learning-rate is nan; it must be a finite number."),
+        ("buffer_size = 2147483648", ": --buffer-size is 2147483648; it must fit into 32 bits, as the index of a row"),
         ("", "is empty; give the config.toml of a run."),
         ("# nothing", "is empty; give the config.toml of a run."),
         ("batch_size = ", "is not valid TOML: Invalid value (at end of document)."),

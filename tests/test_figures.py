@@ -80,7 +80,7 @@ def test_bars_below_zero_hang_from_it():
     (axis,) = draw(Chart("bars", {"TB-DQN": bar(-20.0, -25.0, -10.0), "TF-DQN": bar(5.0)}, reference=-20.0)).axes
     assert heights(axis) == [-20.0, 5.0]
     assert [text.xy for text in axis.texts] == [(0, -25.0), (1, 5.0)]
-    assert words(axis) == ["−20.0", "5.00"]
+    assert words(axis) == ["−20.0", "5.0"]
     assert axis.get_ylim()[0] < -25
 
 

@@ -256,6 +256,7 @@ def test_each_panel_is_divided_by_its_own_baseline(tmp_path):
         panels = {c.title.split(", ")[-1]: list(c.series) for c in figure(report, name).charts}
         assert panels == {"float32": ["TB-DQN", "TF-DQN"], "bfloat16": ["TB-DQN", "TF-DQN"]}, name
     assert points(chart(report, "improvement")) == {"TF-DQN, float32": [0], "TF-DQN, bfloat16": [1]}
+    assert list(chart(report, "parameters").series) == ["TB-DQN", "TF-DQN"], "the same in both"
     assert [row[0] for row in report.headline.rows] == list(sums)
 
 

@@ -166,6 +166,7 @@ class Config:
         most = MOST_SEED - self.num_seeds + 1
         several = f", with --num-seeds {self.num_seeds}" if self.num_seeds > 1 else ""
         self._require("seed", self.seed <= most, f"must be at most {most}{several}")
+        self._require("buffer_size", self.buffer_size < 2**31, "must fit into 32 bits, as the index of a row does")
         for name in ("discount", "epsilon_start", "epsilon_end"):
             self._require(name, 0 <= getattr(self, name) <= 1, "must be between 0 and 1")
         for name in ("mellowmax_temperature", "munchausen_temperature", "width_factor"):

@@ -186,6 +186,8 @@ class Study:
             _require_different([*across, *lines], f"{here}: the lines")
         if self.along and all(cell.position is None for cell in first):
             raise UserError(f"{where}: along is {self.along!r}, and no method has a list of it.")
+        if self.panels and len({cell.panel for cell in first}) == 1:
+            raise UserError(f"{where}: panels is {self.panels!r}, and all methods have the same.")
 
     @cached_property
     def cells(self) -> tuple[Cell, ...]:

@@ -175,7 +175,7 @@ def _of_all(collected: Collected, compared: Comparison) -> Iterator[Figure]:
             "improvement",
             f"Probability of improvement over {collected.baseline}",
             f"{about} Over {compared.over}.",
-            (_bars(compared.improvements, "probability of improvement", 0.5),),
+            (_bars(compared.improvements, f"P(beats {collected.baseline})", 0.5),),
         )
 
 
@@ -356,9 +356,13 @@ def _parameters(collected: Collected) -> Iterator[Figure]:
         return
     found: dict[tuple[tuple[str, int], ...], list[str]] = {}
     for task in collected.tasks:
-        sizes = {cell.method: tables.size(cell) for cell in collected.cells if cell.task == task}
-        counts = tuple((method, size.kept_parameters) for method, size in sizes.items() if size)
-        found.setdefault(counts, []).append(task)
+        sizes = {
+            cell: size.kept_parameters for cell in collected.cells if cell.task == task and (size := tables.size(cell))
+        }
+        in_panels = {(cell.in_panel, count) for cell, count in sizes.items()}
+        alike = len(in_panels) == len(dict(in_panels))  # in all panels, which then need no bars of their own
+        names = {cell.in_panel if alike else cell.method: count for cell, count in sizes.items()}
+        found.setdefault(tuple(names.items()), []).append(task)
     charts = []
     for counts, tasks in found.items():
         series = {method: Series(np.array([float(count)])) for method, count in counts}

@@ -129,6 +129,7 @@ def _bars(axis: Axes, chart: charts.Chart, looks: style.Looks) -> None:
     from matplotlib.patheffects import withStroke
 
     halo = [withStroke(linewidth=2, foreground="white")]  # where the reference runs through a number
+    largest = max((abs(_only(series.point)) for series in chart.series.values() if _has(series)), default=0.0)
     for place, (label, series) in enumerate(chart.series.items()):
         if not _has(series):
             continue
@@ -143,7 +144,7 @@ def _bars(axis: Axes, chart: charts.Chart, looks: style.Looks) -> None:
                 axis.plot([place, place], reach[1:], color=ink, linewidth=wide, solid_capstyle="butt", **cap)
         up = 1 if point >= 0 else -1
         axis.annotate(
-            _value(point),
+            _value(point, largest),
             (place, up * max(up * end for end in reach if math.isfinite(end))),
             xytext=(0, 2.5 * up),
             textcoords="offset points",
@@ -264,12 +265,12 @@ def _short(value: float, _: Any = None) -> str:
     return f"{value / unit:g}{letter}".replace("-", "−")
 
 
-def _value(value: float) -> str:
-    """With three digits or so: 1.06, 43.2, 4.05M."""
-    near = float(f"{value:.3g}")
-    if abs(near) >= 1000 or 0 < abs(near) < 0.1:
-        return _short(near)
-    return f"{value:.{2 if abs(near) < 10 else 1 if abs(near) < 100 else 0}f}".replace("-", "−")
+def _value(value: float, largest: float) -> str:
+    """Three digits or so of the largest beside it: 1.06 and 0.03, 43.2, 4.05M."""
+    near = float(f"{largest:.3g}")
+    if near >= 1000 or 0 < near < 0.1:
+        return _short(float(f"{value:.3g}"))
+    return f"{value:z.{2 if near < 10 else 1 if near < 100 else 0}f}".replace("-", "−")
 
 
 def _settings() -> Any:

@@ -22,11 +22,13 @@ function show(value) {
   return text.replace("-", "−");
 }
 
-// Three digits or so, as in 1.06, 43.2 or 12,400, for where there is room for no more.
-function brief(value) {
-  const size = Math.abs(value);
-  if (size >= 1000 || size < 0.1) return show(Number(value.toPrecision(3)));
-  return value.toFixed(size < 10 ? 2 : size < 100 ? 1 : 0).replace("-", "−");
+// Three digits or so of the largest beside it, as in 1.06 and 0.03, 43.2 or 12.4k, for where there is room for no more.
+const compact = new Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 3 });
+function brief(value, largest) {
+  const near = Number(largest.toPrecision(3));
+  if (near >= 1000) return compact.format(value).replace("K", "k").replace("-", "−");
+  if (near < 0.1) return show(Number(value.toPrecision(3)));
+  return value.toFixed(near < 10 ? 2 : near < 100 ? 1 : 0).replace("-", "−");
 }
 
 function interval({ low, high }, i) {
@@ -86,6 +88,7 @@ function lines(chart) {
 
 function bars(chart) {
   const bodies = [], values = [];
+  const largest = Math.max(...chart.series.map((series) => Math.abs(series.y[0])));
   for (const series of chart.series) {
     const { label, colour } = series;
     const [value] = series.y;
@@ -111,7 +114,7 @@ function bars(chart) {
       type: "scatter",
       mode: "text",
       x: [value < 0 ? low : high],
-      text: [`\u2002${brief(value)}\u2002`], // a space between the end of the interval and the number
+      text: [`\u2002${brief(value, largest)}\u2002`], // a space between the end of the interval and the number
       textposition: value < 0 ? "middle left" : "middle right",
       cliponaxis: false,
       hoverinfo: "skip",
