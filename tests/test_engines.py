@@ -122,7 +122,7 @@ def test_a_killed_worker_is_started_again_and_nothing_is_different(engine, victi
     _, errors = study.communicate()
     assert study.returncode == 0, errors
     assert outcome(tmp_path / "out") == undisturbed
-    assert victim != "the run" or "was killed; it goes on from its checkpoint" in errors
+    assert victim != "the run" or "was killed; it starts again, from its checkpoint" in errors
 
 
 def test_a_preempted_slurm_job_is_queued_again(tmp_path, undisturbed):
@@ -228,8 +228,10 @@ def test_a_job_that_is_killed_over_and_over_fails(tmp_path, capsys):
     done = drive.train(STUDY.replace(seeds=(3,)), tmp_path, Deadly())
     assert (done.finished, done.total, len(done.failed)) == (0, 1, 1)
     lines = capsys.readouterr().err.splitlines()
-    assert lines[:-1] == ["isqn-Chain-v0--TB-DQN--3 was killed; it goes on from its checkpoint"] * engines.RETRIES
-    assert lines[-1].startswith("FAILED isqn-Chain-v0--TB-DQN--3: killed 4 times (log: ")
+    assert lines[0] == f"training 1 job; each has a log in {tmp_path / 'logs'}"
+    again = "isqn-Chain-v0--TB-DQN--3 was killed; it starts again, from its checkpoint if it has one"
+    assert [line for line in lines if "was killed" in line] == [again] * engines.RETRIES
+    assert lines[-1] == f"FAILED isqn-Chain-v0--TB-DQN--3: killed 4 times (log: {tmp_path / 'logs'})"
 
 
 def test_what_cannot_be_made_is_refused_before_anything_is_trained(tmp_path, capsys):
@@ -333,7 +335,7 @@ def test_an_error_of_any_kind_is_the_last_line_of_a_log(tmp_path, monkeypatch, c
 
     monkeypatch.setattr(worker, "train_job", fail)
     monkeypatch.setattr(worker, "_stop_with_parent", lambda: None)
-    (tmp_path / "job.toml").write_text("")
+    (tmp_path / "job.toml").write_text("seed = 3\n")
     assert worker.main([str(tmp_path / "job.toml"), str(tmp_path)]) == worker.FAILED
     (tmp_path / "log").write_text(capsys.readouterr().err)
     assert drive.last_line(tmp_path / "log") == "ValueError: in my own loss"
