@@ -298,10 +298,12 @@ def test_settings_changed_in_the_middle_are_named(config, whole, tmp_path):
     for changed, said in (
         (text.replace("learning_rate = 0.001", "learning_rate = 0.5"), "learning_rate is 0.5, and was 0.001"),
         (text.replace("\nseed = 0", "\nseed = 1"), "seed is 1, and was 0"),
+        ("seed = 0\n", ""),
+        ("", None),
     ):
         assert changed != text
         (folder / "config.toml").write_text(changed)
-        with pytest.raises(UserError, match=rf"config.toml was changed: .*{said}"):
+        with pytest.raises(UserError, match="config.toml is empty" if said is None else f"was changed: .*{said}"):
             run.resume(folder, quiet=True)
     (folder / "config.toml").write_text(text.replace('track = "none"', 'track = "tensorboard"'))
     run.resume(folder, quiet=True)

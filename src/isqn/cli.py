@@ -625,25 +625,26 @@ def _parse(kind: Any, argv: list[str], prog: str, default: Any = None) -> Any:
     """By tyro, which takes some mistakes in silence and words others as a parser would: those are said here."""
     options, given = _options(kind), dict[str, list[str]]()
     for place, word in enumerate(argv):
-        if not word:
-            raise UsageError(f"{_asked(argv[place - 1 : place], options) or f'An argument of `{prog}`'} {EMPTY}")
-        if not word.startswith("-"):
-            continue
         name, equals, value = word.partition("=")
         name = name.replace("_", "-")
-        if name not in options:
-            if name.startswith("--") and name != "--help":
+        if not word.startswith("-") or name not in options:
+            if word.startswith("--") and name != "--help":
                 hint = nearest(name, options, f"`{prog} --help` lists them.")
                 raise UsageError(f"`{prog}` has no flag {name}; {hint}")
             continue
-        if name in given and get_origin(options[name]) is tuple:
+        many = get_origin(options[name]) is tuple
+        if many and name in given:
             raise UsageError(f"{name} is given twice; give all its values after one {name}.")
         following = itertools.takewhile(lambda other: not other.startswith("--"), argv[place + 1 :])
-        given[name] = [value] if equals else [*following]
-        if value == "" and equals:
+        given[name] = [value] if equals else [*following][: None if many else 1]
+        if options[name] is bool:
+            continue
+        if "" in given[name]:
             raise UsageError(f"{name} {EMPTY}")
-        if not given[name] and options[name] is not bool and name not in MAY_BE_EMPTY:
+        if not given[name] and name not in MAY_BE_EMPTY:
             raise UsageError(f"{name} needs a value.")
+    if "" in argv:
+        raise UsageError(f"An argument of `{prog}` {EMPTY}")
     extra = {} if default is None else {"default": default}
     try:
         with redirect_stderr(io.StringIO()) as box, redirect_stdout(io.StringIO()) as text:
@@ -661,22 +662,18 @@ EMPTY = "is empty; give it a value, or leave it out."
 MAY_BE_EMPTY = ("--hidden-sizes", "--head-weights")  # a linear network; equal weights
 
 
-def _asked(words: list[str], options: dict[str, Any]) -> str:
-    """The flag, if the one word is one that waits for a value."""
-    return next((word for word in words if options.get(word.replace("_", "-"), bool) is not bool), "")
-
-
 def _require_values(name: str, hint: Any, given: list[str]) -> None:
     """As its type asks for: to say in plain words why tyro refuses them."""
     kinds = (hint, *get_args(hint))
-    for value in given if get_origin(hint) is tuple else given[:1]:
+    for value in given:
         if value == "None" and type(None) in kinds:
             continue
         for kind, words in ((int, "a whole number"), (float, "a number")):
-            try:
-                _ = kind in kinds and kind(value)
-            except ValueError:
-                raise UsageError(f"{name} is {value!r}; it must be {words}.") from None
+            if kind in kinds:
+                try:
+                    kind(value)
+                except ValueError:
+                    raise UsageError(f"{name} is {value!r}; it must be {words}.") from None
         for choices in (get_args(kind) for kind in kinds if get_origin(kind) is Literal):
             _require_choice(name, value, choices)
 

@@ -295,12 +295,12 @@ class Board:
             say(sentence)
 
     def show(self, running: Iterable[Job], waiting: int, failed: list[Job]) -> None:
-        now = time.monotonic()
-        if not self.enabled or now - self._drawn < (DRAW_SECONDS if sys.stderr.isatty() else SAY_SECONDS):
+        now, terminal = time.monotonic(), sys.stderr.isatty()
+        if not self.enabled or now - self._drawn < (DRAW_SECONDS if terminal else SAY_SECONDS):
             return
         self._drawn = now
         lines = self.table(list(running), waiting, failed)
-        if not sys.stderr.isatty():
+        if not terminal:
             say(" · ".join(lines[:2]))
             return
         width = shutil.get_terminal_size().columns - 1  # a line that wraps could not be erased

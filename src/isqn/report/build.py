@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
@@ -127,48 +127,38 @@ def _of_all(collected: Collected, compared: Comparison) -> Iterator[Figure]:
     aucs, panels = compared.aucs, collected.panels
     about = f"Area under the learning curve, divided by that of {collected.baseline}. {compared.words}"
     if collected.study and collected.study.along:
-        charts = [
+        charts = tuple(
             _ablation(title, panel, collected.study.along, aucs, "normalised AUC", 1.0)
             for title, panel in panels.items()
-        ]
-        yield Figure("ablation", "Ablation", about, tuple(charts))
+        )
+        yield Figure("ablation", "Ablation", about, charts)
     else:
-        charts = [
+        charts = tuple(
             _bars({name: aucs[cell.method] for name, cell in panel.items()}, "normalised AUC", 1.0, title)
             for title, panel in panels.items()
-        ]
-        yield Figure("auc", "Normalised area under the curve", about, tuple(charts))
+        )
+        yield Figure("auc", "Normalised area under the curve", about, charts)
     if max(map(len, panels.values())) <= MOST_LINES:
+
+        def lines(line_of: Callable[[str], Series], xlabel: str, ylabel: str) -> tuple[Chart, ...]:
+            """A panel each, of the methods in it."""
+            return tuple(
+                Chart("lines", {name: line_of(cell.method) for name, cell in panel.items()}, title, xlabel, ylabel)
+                for title, panel in panels.items()
+            )
+
+        scores = compared.scores
         x, xlabel = _common_axis([cell.config for cell in collected.cells], len(compared.results.runs[0].returns))
-        charts = [
-            Chart(
-                "lines",
-                {name: _line(x, interval(compared.scores[cell.method])) for name, cell in panel.items()},
-                title=title,
-                xlabel=xlabel,
-                ylabel="IQM of normalised returns",
-            )
-            for title, panel in panels.items()
-        ]
-        about = f"Mean training return of each epoch. {compared.words}"
-        yield Figure("curves", "Learning curves", about, tuple(charts))
-        means = {method: scores.mean(axis=2) for method, scores in compared.scores.items()}
-        thresholds = np.linspace(0, max(1.0, *(np.max(m) for m in means.values())), 61)
-        charts = [
-            Chart(
-                "lines",
-                {name: _line(thresholds, profile(means[cell.method], thresholds)) for name, cell in panel.items()},
-                title=title,
-                xlabel="normalised return",
-                ylabel="share of runs above",
-            )
-            for title, panel in panels.items()
-        ]
+        charts = lines(lambda method: _line(x, interval(scores[method])), xlabel, "IQM of normalised returns")
+        yield Figure("curves", "Learning curves", f"Mean training return of each epoch. {compared.words}", charts)
+        means = {method: score.mean(axis=2) for method, score in scores.items()}
+        at = np.linspace(0, max(1.0, *(np.max(m) for m in means.values())), 61)
+        charts = lines(lambda method: _line(at, profile(means[method], at)), "normalised return", "share of runs above")
         about = (
             f"Share of runs whose mean normalised return over training is above a value; {compared.scale}. "
             f"Over {compared.over}."
         )
-        yield Figure("profile", "Performance profile", about, tuple(charts))
+        yield Figure("profile", "Performance profile", about, charts)
     if 0 < len(compared.improvements) <= MOST_LINES:
         about = "How often a run has a larger area under its curve than one of the baseline on the same task."
         yield Figure(
@@ -241,8 +231,9 @@ def _of_tasks(collected: Collected) -> Iterator[Figure]:
             found = {method: mean_return(collected, task, method) for method in collected.methods}
             means = {method: value for method, value in found.items() if value}
             for title, panel in collected.panels.items():
-                name = f"{task}, {title}" if title else task
-                charts.append(_ablation(name, panel, collected.study.along, means, "mean return over training"))
+                charts.append(
+                    _ablation(_joined(task, title), panel, collected.study.along, means, "mean return over training")
+                )
         about = "Over seeds and epochs, as the environment counts, with 95 % intervals."
         yield from _if_any("ablation-tasks", "Ablation, task by task", about, charts)
     if max(map(len, collected.panels.values())) > MOST_LINES:
@@ -258,13 +249,17 @@ def _of_tasks(collected: Collected) -> Iterator[Figure]:
                     returns = np.array([one.returns[:shortest] for one in runs])
                     x, xlabel = _axis(runs[0].config, shortest)
                     series[label] = _line(x, interval(returns[:, None], stats.mean))._replace(seeds=returns)
-            name = f"{task}, {title}" if title else task
+            name = _joined(task, title)
             charts.append(Chart("lines", series, title=name, xlabel=xlabel, ylabel="mean return of an epoch"))
     about = (
         "Mean over seeds of the mean training return of each epoch, as the environment counts, with 95 % intervals "
         "if there are several seeds."
     )
     yield from _if_any("tasks", "Task by task", about, charts)
+
+
+def _joined(task: str, panel: str) -> str:
+    return f"{task}, {panel}" if panel else task
 
 
 # -- what was recorded during training ---------------------------------------------------------------------------

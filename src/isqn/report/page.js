@@ -78,8 +78,13 @@ function lines(chart) {
       y,
       hoverinfo: "none",
       line: { color: colour, width: 1.8, dash },
-      // A single point has no band.
-      error_y: x.length === 1 && hasBand ? { symmetric: false, array: [series.high[0] - y[0]], arrayminus: [y[0] - series.low[0]], width: 0, thickness: 1 } : {},
+      error_y: {
+        visible: hasBand && x.length === 1, // the band of a single point has no width
+        array: [series.high?.[0] - y[0]],
+        arrayminus: [y[0] - series.low?.[0]],
+        thickness: 1,
+        width: 0,
+      },
       marker: { color: colour, opacity: 1, line: { width: 0 }, size: marked.map((is) => (is ? 6 : 0)) },
     });
   }

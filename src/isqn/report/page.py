@@ -196,7 +196,7 @@ def _configs(configs: Mapping[str, str]) -> str:
 def _chart(chart: Chart, looks: style.Looks) -> dict[str, Any]:
     """What the script needs to draw one panel."""
     lines = [series.x for series in chart.series.values() if series.x is not None]
-    x = np.unique(np.concatenate([*lines, *[[1.0]] * (not lines)]))
+    x = np.unique(np.concatenate(lines or [np.ones(1)]))
     # a level is drawn and hovered wherever a line is, and somewhere if there is no stretch of a line
     across = x if len(x) > 1 else x + np.array([-0.5, 0, 0.5]) * (np.abs(x) if x.any() else 1)
     return {
