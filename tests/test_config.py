@@ -12,12 +12,24 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from isqn.experiments.config import MOST_SEED, Config, docs, flag, from_mapping, nearest_path, read_toml, to_toml
+from isqn.experiments.config import (
+    MOST_SEED,
+    OWN,
+    Config,
+    begin,
+    docs,
+    flag,
+    from_mapping,
+    nearest_path,
+    read_toml,
+    to_toml,
+)
 from isqn.experiments.presets import preset_config, presets_of
 from isqn.losses import LOSSES
 from isqn.schemes import SCHEMES
 from isqn.types import UserError
 
+TRAINED = (*presets_of("dqn"), *presets_of("stream-q"))
 AT_LEAST_ONE = (
     *("num_bellman_iterations", "num_seeds", "total_timesteps", "max_episode_steps", "num_steps_return", "batch_size"),
     *("update_period", "target_update_period", "target_sync_period", "buffer_size"),
@@ -168,8 +180,8 @@ UNUSUAL = Config(
 
 @pytest.mark.parametrize(
     "config",
-    [*map(preset_config, presets_of("dqn")), UNUSUAL, Config(reward_clip=0.5, hidden_sizes=(3, 2, 1))],
-    ids=[*presets_of("dqn"), "unusual", "clipped"],
+    [*map(preset_config, TRAINED), UNUSUAL, Config(reward_clip=0.5, hidden_sizes=(3, 2, 1))],
+    ids=[*TRAINED, "unusual", "clipped"],
 )
 def test_a_file_says_the_same_as_the_object(config, tmp_path):
     path = tmp_path / "config.toml"
@@ -182,7 +194,9 @@ def test_a_file_says_the_same_as_the_object(config, tmp_path):
 
 def test_a_file_holds_every_field_under_its_meaning():
     text = to_toml(Config(reward_clip=None))
-    assert tomllib.loads(text).keys() == {f.name for f in dataclasses.fields(Config)} - {"reward_clip"}
+    fields = {f.name for f in dataclasses.fields(Config)}
+    assert tomllib.loads(text).keys() == fields - {"reward_clip"} - set(OWN["stream-q"])
+    assert tomllib.loads(to_toml(begin("stream-q"))).keys() == fields - set(OWN["dqn"])
     assert "# reward_clip is not set\n" in text
     assert "# gamma.\ndiscount = 0.99\n" in text
 
@@ -204,10 +218,13 @@ def file(tmp_path: Path, text: str) -> Path:
     ("text", "sentence"),
     [
         ("batch_sise = 3", "sets 'batch_sise', which is not a field of a run; did you mean batch_size?"),
-        (
-            "[agent]\nlr = 3",
-            "sets 'agent', which is not a field of a run; the fields are those of `isqn train --help`.",
-        ),
+        ("[agents]\nlr = 3", "sets 'agents', which is not a field of a run; did you mean agent?"),
+        ("[agent]\nlr = 3", ": --agent is {'lr': 3}; choose one of dqn, stream-q."),
+        ("agent = 'stream'", ": --agent is 'stream'; did you mean stream-q?"),
+        ("agent = 'stream-q'\nbatch_size = 32", ": --batch-size is 32; it is for `isqn train dqn`, and stays 1 for"),
+        ("trace_decay = 0.9", ": --trace-decay is 0.9; it is for `isqn train stream-q`, and stays 0.8 for dqn."),
+        ("agent = 'stream-q'\ntrace_decay = 1.1", ": --trace-decay is 1.1; it must be between 0 and 1."),
+        ("agent = 'stream-q'\nobgd_kappa = 0", ": --obgd-kappa is 0.0; it must be above 0."),
         ("batch_size = '3'", ": --batch-size is '3'; it must be of type int."),
         ("batch_size = 3.0", ": --batch-size is 3.0; it must be of type int."),
         ("layer_norm = 1", ": --layer-norm is 1; it must be of type bool."),

@@ -192,7 +192,7 @@ def actions(agent, state, epsilon=0.0, count=300, episode=None):
     steps = jnp.arange(count)
     episodes = steps * 0 if episode is None else episode
     obs = jnp.zeros(SMALL.obs_shape)
-    return np.asarray(jax.jit(jax.vmap(lambda s, e: agent.act(state, obs, epsilon, s, e)))(steps, episodes))
+    return np.asarray(jax.jit(jax.vmap(lambda s, e: agent.act(state, obs, epsilon, s, e).action))(steps, episodes))
 
 
 def test_acting_draws_an_online_head_at_each_step_and_never_the_frozen_one():

@@ -70,7 +70,7 @@ def test_settings_come_from_the_preset_the_scheme_and_the_fields(model):
 
 
 def test_what_is_not_known_is_refused():
-    with pytest.raises(UserError, match="algorithm 'ppo' is not known; online agents are 'dqn', with a loss"):
+    with pytest.raises(UserError, match="algorithm 'ppo' is not known; choose one of dqn, stream-q"):
         isqn.Model("ppo")
     with pytest.raises(UserError, match=r"The preset 'toi' is not known; did you mean toy\?"):
         isqn.Model(preset="toi")

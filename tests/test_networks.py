@@ -7,9 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from isqn.experiments.config import Config
+from isqn.experiments.config import Config, begin
 from isqn.networks import make_network, torso_name
-from isqn.networks.layers import PatchConv, dot, layer_norm
+from isqn.networks.layers import PatchConv, dot, layer_norm, plain_layer_norm, product, sparse_uniform
+from isqn.networks.torsos import Activation, Style
 from isqn.types import EnvSpec, UserError
 
 ATARI = EnvSpec("ALE/Asterix-v5", "machado2018-v1", (84, 84, 1), "uint8", 9, frame_stack=4, frames_per_step=4)
@@ -153,3 +154,90 @@ def test_the_torso_is_chosen_by_the_observation_and_refused_in_a_sentence():
         UserError, match=r"--torso nature needs images, but CartPole-v1 observes vectors of shape \(4,\)"
     ):
         torso_name("nature", VECTOR)
+
+
+# -- streams ------------------------------------------------------------------------------------------------------
+
+
+def stream_config(**more):
+    return begin("stream-q").replace(**more)
+
+
+def test_the_stream_torso_has_the_parameters_of_the_paper():
+    """84 -> 16 -> 5 -> 2 without padding, 256 units: 8,224 + 32,832 + 36,928 + 65,792."""
+    network = make_network(ATARI, 10, stream_config())
+    params, _ = jax.eval_shape(network.init, jax.random.key(0))
+    assert sum(leaf.size for leaf in jax.tree.leaves(params["torso"])) == 143_776
+    units, features = jax.eval_shape(network.look, params, {}, ATARI.batch(1).obs)
+    assert [layer.shape[1:] for layer in units] == [(16, 16, 32), (5, 5, 64), (2, 2, 64), (256,)]
+    assert features.shape == (1, 256)
+    assert {path[-1].key for path, _ in jax.tree_util.tree_leaves_with_path(params)} == {"kernel", "bias"}
+
+
+@pytest.mark.parametrize(("kernel", "stride"), [(8, 5), (4, 3), (3, 2), (3, 1)])
+def test_patches_are_a_convolution(kernel, stride):
+    x = jax.random.normal(jax.random.key(0), (2, 20, 17, 3))
+    layer = PatchConv(5, kernel, stride)
+    params = layer.init(jax.random.key(1), x)
+
+    def library(params, x):
+        theirs = jax.lax.conv_general_dilated(
+            x, params["params"]["kernel"], (stride, stride), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        )
+        return theirs + params["params"]["bias"]
+
+    np.testing.assert_allclose(layer.apply(params, x), library(params, x), atol=1e-5)
+    ours, theirs = (
+        jax.grad(lambda p, x, f=f: jnp.square(f(p, x)).sum(), argnums=(0, 1))(params, x) for f in (layer.apply, library)
+    )
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-3), ours, theirs)
+
+
+@pytest.mark.parametrize(("shape", "zeros"), [((100, 7), 90), ((3, 3, 4, 16), 33), ((4, 5), 4), ((1024, 3), 922)])
+def test_exactly_the_share_of_the_weights_of_each_unit_begins_at_zero(shape, zeros):
+    """ceil(0.9 x fan in): 90, 33 of 36, 4 of 4, 922 of 1,024; the others are uniform below 1 / sqrt(fan in)."""
+    shapes = {"kernel": jax.ShapeDtypeStruct(shape, jnp.float32), "bias": jax.ShapeDtypeStruct(shape[-1:], jnp.float32)}
+    drawn = sparse_uniform(jax.random.key(0), shapes, 0.9)
+    assert not drawn["bias"].any()
+    weights = np.asarray(drawn["kernel"]).reshape(-1, shape[-1])
+    assert ((weights == 0).sum(axis=0) == zeros).all()
+    bound = 1 / np.sqrt(len(weights))
+    assert np.abs(weights).max() <= bound
+    if zeros < len(weights):
+        places = {tuple(np.flatnonzero(column)) for column in weights.T}
+        assert len(places) > 1  # drawn for each unit on its own
+    if len(weights) == 100:
+        assert np.abs(weights).max() > 0.8 * bound
+
+
+def test_every_kernel_of_a_stream_is_sparse_and_no_bias_is_drawn():
+    params, _ = make_network(ATARI, 4, stream_config()).init(jax.random.key(0))
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params["torso"]):
+        share = float((leaf == 0).mean())
+        assert share == 1 if path[-1].key == "bias" else 0.9 <= share < 0.91, path
+    heads = params["heads"]["kernel"]  # (heads, features, actions)
+    assert ((np.asarray(heads) == 0).sum(axis=1) == 231).all()  # ceil(0.9 x 256)
+    assert not params["heads"]["bias"].any()
+
+
+@pytest.mark.parametrize(("axes", "over", "epsilon"), [("channels", (3,), 1e-6), ("all", (1, 2, 3), 1e-5)])
+def test_layer_norm_without_parameters(axes, over, epsilon):
+    x = np.random.default_rng(0).normal(2, 3, (2, 4, 5, 6)).astype(np.float32)
+    expected = (x - x.mean(over, keepdims=True)) / np.sqrt(x.var(over, keepdims=True) + epsilon)
+    np.testing.assert_allclose(plain_layer_norm(jnp.asarray(x), axes), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_stream_leaks_below_zero():
+    style = Style(stream=True, layer_norm=False)
+    out = Activation(style).apply({}, jnp.array([[-2.0, 3.0]]), False)
+    np.testing.assert_allclose(out, [[-0.02, 3.0]])
+
+
+def test_the_product_for_batches_of_one_is_a_product():
+    x, kernel = (jax.random.normal(jax.random.key(i), shape) for i, shape in enumerate([(3, 8), (8, 5)]))
+    for rows in (1, 3):
+        ours, theirs = (
+            jax.grad(lambda x, w, f=f: jnp.sin(f(x, w)).sum(), argnums=(0, 1))(x[:rows], kernel)
+            for f in (product, jnp.matmul)
+        )
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), ours, theirs)

@@ -17,8 +17,8 @@ import pytest
 from isqn.data.replay import Replay
 from isqn.envs.adapter import make_environment
 from isqn.envs.atari import MACHADO2018, find_protocol
-from isqn.experiments.config import Config
-from isqn.experiments.presets import AGENTS, PRESETS, preset_config, preset_for, presets_of
+from isqn.experiments.config import AGENTS, Config
+from isqn.experiments.presets import PRESETS, preset_config, preset_for, presets_of
 from isqn.networks import Network, make_network
 from isqn.networks.torsos import Activation, Style
 from isqn.schemes import SCHEMES
@@ -29,7 +29,8 @@ with_the_paper = pytest.mark.skipif(not PAPER.exists(), reason="the paper is not
 
 ATARI = EnvSpec("ALE/Asterix-v5", "machado2018-v1", (84, 84, 1), "uint8", 9, frame_stack=4, frames_per_step=4)
 ONLINE = ("atari-cnn-ln", "atari-cnn", "atari-batchnorm", "atari-impala-ln")
-LATER = ("atari-cql", "atari-stream", "dmc-hard", "wordle")
+LATER = ("atari-cql", "dmc-hard", "wordle")
+STREAMS = ("atari-stream", "atari-stream-smoke", "minatar-stream", "classic-stream", "toy-stream")
 
 # -- the numbers, without the paper ----------------------------------------------------------------------------------
 
@@ -50,7 +51,7 @@ NUMBERS = dict.fromkeys(ONLINE, DQN) | {
     "wordle": {"discount": 0.99, "vocabulary_size": 35, "reward_incorrect": -1, "reward_correct": 0}
     | {"batch_size": 1_024, "dropout": 0.1, "head_hidden_size": 1_536, "total_updates": 600_000}
     | {"target_step_size": 5e-3, "learning_rate": 1e-5, "inverse_temperature": 4, "conservative_weight": 1e-4},
-    "atari-stream": {"last_hidden_size": 256, "initial_sparsity": 0.9, "obgd_kappa": 2, "learning_rate": 1}
+    "atari-stream": {"initial_sparsity": 0.9, "obgd_kappa": 2, "learning_rate": 1}
     | {"trace_decay": 0.8, "target_update_period": 10, "discount": 0.99, "max_episode_steps": 27_000},
 }
 
@@ -104,14 +105,10 @@ def test_the_smoke_preset_is_the_papers_main_setting_cut_short():
 
 
 def test_presets_belong_to_agents():
-    assert AGENTS == ("dqn",)
-    assert {name: PRESETS[name].agent for name in LATER} == {
-        "atari-cql": "cql",
-        "atari-stream": "stream-q",
-        "dmc-hard": "sac",
-        "wordle": "ilql",
-    }
-    assert set(presets_of("dqn")) == PRESETS.keys() - set(LATER)
+    assert tuple(AGENTS) == ("dqn", "stream-q")
+    assert {name: PRESETS[name].agent for name in LATER} == {"atari-cql": "cql", "dmc-hard": "sac", "wordle": "ilql"}
+    assert set(presets_of("dqn")) == PRESETS.keys() - {*LATER, *STREAMS}
+    assert presets_of("stream-q") == STREAMS
     assert presets_of("ilql") == ("wordle",)
     assert presets_of("ppo") == ()
 
@@ -135,6 +132,25 @@ def test_a_field_that_a_run_has_already_keeps_its_meaning(name):
     config = Config(**there)
     assert {field: getattr(config, field) for field in there} == there
     assert len(there) < len(PRESETS[name].fields)
+
+
+def test_a_preset_of_another_agent_says_so():
+    with pytest.raises(UserError) as error:
+        preset_config("minatar", "stream-q")
+    assert str(error.value) == (
+        f"--preset minatar is for `isqn train dqn`; the presets of `isqn train stream-q` are {', '.join(STREAMS)}."
+    )
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_presets_of_a_stream_have_the_papers_settings(name):
+    """They differ in the environment, the torso, exploration and lengths only."""
+    paper, mine = (dataclasses.asdict(preset_config(preset)) for preset in ("atari-stream", name))
+    differ = {field for field in paper if paper[field] != mine[field]} - {"discount" if "toy" in name else ""}
+    assert differ <= {
+        *("env_id", "protocol", "torso", "hidden_sizes", "max_episode_steps"),
+        *("epsilon_end", "epsilon_decay_steps", "epoch_steps", "log_period_steps", "total_timesteps"),
+    }
 
 
 def test_a_preset_that_is_not_known_is_answered_with_the_nearest():
@@ -480,7 +496,7 @@ def test_the_streaming_preset_says_what_the_text_says():
     hidden = r"The last hidden linear layer is composed of (\d+) neurons instead of (\d+)\."
     says = [
         (noops, (0, protocol.max_noops)),  # ours begin at 1: docs/deviations.md
-        (hidden, (fields["last_hidden_size"], layers("atari-cnn-ln")[1][-1][0])),
+        (hidden, (layers("atari-stream")[1][-1][0], layers("atari-cnn-ln")[1][-1][0])),
         (r"initialized with a sparsity level of (\d+)%", (100 * fields["initial_sparsity"],)),
         (r"optimizer's hyperparameters are kappa = (\d+)", (fields["obgd_kappa"],)),
         (r"the default learning rate is (\d+)\.", (fields["learning_rate"],)),

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from isqn.cli import main
 from isqn.envs.scores import RANDOM_RETURNS, SCORES, game_of
-from isqn.experiments.config import Config
-from isqn.experiments.presets import AGENTS, PRESETS, preset_config
+from isqn.experiments.config import AGENTS, Config
+from isqn.experiments.presets import PRESETS, preset_config
 from isqn.experiments.studies import MINI, QUESTIONS, find_study, require_agent
 from isqn.experiments.studies import PAPER as GRIDS
 from isqn.experiments.study import Cell, Study, read_study, slug, to_toml
@@ -29,7 +29,7 @@ from isqn.types import UserError
 PAPER = Path(__file__).parents[2] / "shared" / "paper" / "is-qn.tex"
 with_the_paper = pytest.mark.skipif(not PAPER.exists(), reason="the paper is not here")
 
-LATER = {"offline": "cql", "continuous": "sac", "language": "ilql", "streaming": "stream-q"}
+LATER = {"offline": "cql", "continuous": "sac", "language": "ilql"}
 RUNNABLE = [name for name in QUESTIONS if name not in LATER]
 
 asked = cache(find_study)
@@ -122,6 +122,7 @@ def test_the_paper_changes_nothing_else(name):
         "analysis": {"analysis"},
     }.get(name, set())
     presets = {"online-plain": "atari-cnn", "online-batchnorm": "atari-cnn", "online-impala": "atari-impala-ln"}
+    presets["streaming"] = "atari-stream"
     expected = preset_config(presets.get(name, "atari-cnn-ln")).kept()
     for cell in paper(name).cells:
         own = {"scheme", "num_bellman_iterations", "env_id", "experiment", *asked}
@@ -139,6 +140,7 @@ def test_the_values_of_k():
         "ablation-heads": {1, 3, 9, 29, 49},
         "ablation-period": {9},
         "online-batchnorm": set(),
+        "streaming": {1, 3, 9},
     }
 
 

@@ -20,10 +20,11 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 import tyro
 
 from isqn import __version__
-from isqn.experiments.config import MOST_SEED, Config, nearest, read_toml, slug
-from isqn.experiments.presets import AGENTS, PRESETS, preset_config, preset_for
+from isqn.experiments.config import AGENTS, MOST_SEED, OWN, Config, nearest, others, read_toml, slug
+from isqn.experiments.presets import PRESETS, preset_config, preset_for
 from isqn.experiments.study import import_for
 from isqn.experiments.worker import INTERRUPTED, SEEDS_PER_JOB
+from isqn.losses import LOSSES
 from isqn.train.progress import count, duration, say
 from isqn.types import Interrupted, UserError
 
@@ -64,28 +65,41 @@ class Train:
 
 
 def train(argv: list[str]) -> int:
+    agent = None  # that of the file, if there is one
     if argv and not argv[0].startswith("-"):
-        algorithm, *argv = argv
-        if algorithm != "dqn":
-            raise UsageError(
-                f"`isqn train {algorithm}` is not known; online agents are trained by `isqn train dqn --loss ...`."
-            )
-    base, source = _base_config(argv)
-    args = _parse(Train, argv, "isqn train dqn", Train(config=base))
+        agent, *argv = argv
+        if agent not in AGENTS:
+            loss = f"that loss is trained by `isqn train dqn --loss {agent}`." if agent in LOSSES else ""
+            raise UsageError(f"`isqn train {agent}` is not known; {loss or nearest(agent, AGENTS)}")
+    base, source = _base_config(argv, agent)
+    default = _with_own_settings(base)
+    args = _parse(type(default), argv, f"isqn train {base.agent}", default)
+    config = Config(**asdict(args.config))
     if args.show_diff:
-        return _show_diff(args.config, args.show_diff)
+        return _show_diff(config, args.show_diff)
     from isqn.train import run
 
     if not args.quiet:
         say(f"settings: {source}")
     with redirect_stdout(sys.stderr):  # ours is for the names of the folders, whatever an environment prints
-        folders = run.start(args.config, args.run_dir, overwrite=args.overwrite, quiet=args.quiet)
+        folders = run.start(config, args.run_dir, overwrite=args.overwrite, quiet=args.quiet)
     if not args.quiet:
         for line in _known_values(folders[0]):
             say(line)
         for folder in folders:
             print(folder)
     return 0
+
+
+def _with_own_settings(base: Config) -> Train:
+    """A `Train` of a kind that does not show the settings that only other agents have."""
+    hints = get_type_hints(Config, include_extras=True)
+    hidden = {name: Annotated[hints[name], SUPPRESSED] for name in others(base.agent)}
+    kind: Any = dataclass(frozen=True)(type("Config", (Config,), {"__annotations__": hidden}))
+    doc = (inspect.getdoc(Train) or "").replace("train dqn", f"train {base.agent}")
+    own = {"__doc__": doc, "__annotations__": {"config": Annotated[kind, *OMIT_PREFIX]}}
+    train: Any = dataclass(frozen=True)(type("Train", (Train,), own))
+    return train(config=kind(**asdict(base)))  # type: ignore[no-any-return]
 
 
 def _show_diff(config: Config, preset: str) -> int:
@@ -116,17 +130,20 @@ def _known_values(run_dir: Path) -> list[str]:
     return ["learned and true values:", *_table(header, rows), f"the largest difference is {difference:.3f}"]
 
 
-def _base_config(argv: list[str]) -> tuple[Config, str]:
+def _base_config(argv: list[str], agent: str | None) -> tuple[Config, str]:
     """What the flags change: a file, a preset, or the preset that fits the environment."""
     preset, file, env_id = (_peek(argv, name) for name in ("--preset", "--config", "--env-id"))
     if file:
         if preset:
             raise UsageError("--config and --preset both say where to start from; give one of them.")
         import_for(Path(file))
-        return read_toml(Path(file)), file
+        config = read_toml(Path(file))
+        if agent not in (None, config.agent):
+            raise UsageError(f"{file} is of `isqn train {config.agent}`, not of `isqn train {agent}`.")
+        return config, file
     if preset and preset != "auto":
-        return preset_config(preset), f"preset {preset}"
-    name = preset_for(env_id or Config.env_id)
+        return preset_config(preset, agent), f"preset {preset}"
+    name = preset_for(env_id or Config.env_id, agent or "dqn")
     config = preset_config(name).replace(env_id=env_id or Config.env_id)
     return config, f"preset {name}, chosen by the environment"
 
@@ -461,6 +478,9 @@ class Cost:
     """Print one JSON object."""
 
 
+COST_PARTS = ("network", "optimizer", "moments", "replay")
+
+
 def cost(argv: list[str]) -> int:
     args = _parse(Cost, argv, "isqn cost")
     from isqn.analysis.cost import COMPARED, flops_per_update, size
@@ -474,22 +494,31 @@ def cost(argv: list[str]) -> int:
     for scheme, k in COMPARED:
         one = config.replace(scheme=scheme, num_bellman_iterations=k)
         row = {"label": one.label, **size(one, spec)._asdict(), "flops_per_update": flops_per_update(one, spec)}
-        rows.append(row | {"replay_bytes": replay_memory(one, spec).total})
+        row["replay_bytes"] = replay_memory(one, spec).total
+        rows.append(row | {"total_bytes": sum(row[f"{part}_bytes"] for part in COST_PARTS)})
         if not args.json and sys.stderr.isatty():
             print(f"\rcompiling {len(rows)}/{len(COMPARED)} ", end="", file=sys.stderr)
     if args.json:
         print(json.dumps({"preset": args.preset, "env_id": spec.id, "num_actions": spec.num_actions, "schemes": rows}))
         return 0
     print(f"\r{spec.id}, {spec.num_actions} actions, preset {args.preset}")
+    parts = [part for part in COST_PARTS if config.streams or part != "moments"]
+    names = {"optimizer": "traces", "replay": "last step"} if config.streams else {}
     lines = _table(
-        ("scheme", "parameters", "copied", "MFLOP/update", "network MB", "optimizer MB", "replay MB"),
+        (
+            "scheme",
+            "parameters",
+            "copied",
+            "MFLOP/update",
+            *(f"{names.get(part, part)} MB" for part in parts),
+        ),
         [
             (
                 row["label"],
                 f"{row['parameters']:,}",
                 f"{row['copied_parameters']:,}",
                 f"{row['flops_per_update'] / 1e6:,.1f}",
-                *(f"{row[f'{part}_bytes'] / 1e6:,.1f}" for part in ("network", "optimizer", "replay")),
+                *(f"{row[f'{part}_bytes'] / 1e6:,.1f}" for part in parts),
             )
             for row in rows
         ],
@@ -571,7 +600,6 @@ def _table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> Iterator[str
 
 def _listing(what: str) -> list[dict[str, str]]:
     from isqn.envs.adapter import list_environments
-    from isqn.losses import LOSSES
     from isqn.schemes import SCHEMES
 
     if what == "envs":
@@ -629,7 +657,9 @@ def _parse(kind: Any, argv: list[str], prog: str, default: Any = None) -> Any:
         name = name.replace("_", "-")
         if not word.startswith("-") or name not in options:
             if word.startswith("--") and name != "--help":
-                hint = nearest(name, options, f"`{prog} --help` lists them.")
+                agent = next((a for a, names in OWN.items() if name.strip("-").replace("-", "_") in names), "")
+                of_another = agent and prog.startswith("isqn train") and f"it is for `isqn train {agent}`."
+                hint = of_another or nearest(name, options, f"`{prog} --help` lists them.")
                 raise UsageError(f"`{prog}` has no flag {name}; {hint}")
             continue
         many = get_origin(options[name]) is tuple
@@ -695,7 +725,8 @@ def _sentence(box: str, prog: str) -> str:
     return f"{said.rstrip('.')}."
 
 
-POSITIONAL = get_args(tyro.conf.Positional[str])[1]
+POSITIONAL, SUPPRESSED = (get_args(mark[str])[1] for mark in (tyro.conf.Positional, tyro.conf.Suppress))
+OMIT_PREFIX = get_args(tyro.conf.OmitArgPrefixes[str])[1:]
 
 
 def _options(kind: Any) -> dict[str, Any]:
@@ -703,7 +734,7 @@ def _options(kind: Any) -> dict[str, Any]:
     options: dict[str, Any] = {}
     for field_name, hint in get_type_hints(kind, include_extras=True).items():
         marks = getattr(hint, "__metadata__", ())
-        if POSITIONAL in marks:
+        if POSITIONAL in marks or SUPPRESSED in marks:
             continue
         plain = get_args(hint)[0] if marks else hint
         if is_dataclass(plain):

@@ -15,16 +15,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from isqn.agents.q_learning import AgentState
+from isqn.agents.q_learning import Agent, AgentState
 from isqn.data.files import DamagedFile
 from isqn.envs.adapter import Environment, make_environment
-from isqn.experiments.config import Config, from_mapping, to_toml
+from isqn.experiments.config import AGENTS, Config, from_mapping, nearest, to_toml
 from isqn.experiments.presets import preset_config, preset_for
 from isqn.schemes import TargetScheme, k_of
 from isqn.train import checkpoint, record, run
 from isqn.train.evaluate import Episode, load_agent_state
 from isqn.train.evaluate import evaluate as play
-from isqn.types import EnvSpec, UserError
+from isqn.types import Array, EnvSpec, UserError
 
 
 class Model:
@@ -45,11 +45,11 @@ class Model:
     ):
         if not isinstance(scheme, TargetScheme | None):
             raise UserError(f"scheme is {scheme!r}; it must come from isqn, such as isqn.iterated_shared(9).")
-        if algorithm != "dqn":
-            raise UserError(f"algorithm {algorithm!r} is not known; online agents are 'dqn', with a loss.")
+        if algorithm not in AGENTS:
+            raise UserError(f"algorithm {algorithm!r} is not known; {nearest(str(algorithm), AGENTS)}")
         self._env = None if isinstance(env, str) else make_environment(env)
         env_id = self._env.spec.id if self._env else str(env)
-        base = preset_config(preset_for(env_id) if preset == "auto" else preset)
+        base = preset_config(preset_for(env_id, algorithm) if preset == "auto" else preset, algorithm)
         if scheme is not None:
             fields |= {"scheme": scheme.name, "num_bellman_iterations": k_of(scheme)}
         if self._env:
@@ -64,9 +64,20 @@ class Model:
         self._run_dir: Path | None = None
         self._agent = run.make_agent(config, self.spec)
         certain = run.make_agent(config.replace(acting_rule="mean", meta_gradient="none"), self.spec)
-        self._act = {False: jax.jit(jax.vmap(self._agent.act, in_axes=(None, 0, None, 0, None)))}
-        self._act[True] = jax.jit(jax.vmap(certain.act, in_axes=(None, 0, None, 0, None)))
+        self._act = {False: self._chooser(self._agent), True: self._chooser(certain)}
         self._draws = 0
+
+    def _chooser(self, agent: Agent) -> Any:
+        """Actions for a batch of observations, each on its own."""
+        width = self.spec.frame_shape[-1]
+
+        def choose(state: AgentState, obs: Array, epsilon: Array, step: Array) -> Array:
+            frames = jnp.split(obs, obs.shape[-1] // width, axis=-1)  # from the oldest to the newest
+            for index, frame in enumerate(frames):
+                state, frames[index] = agent.observe(state, frame)
+            return agent.act(state, jnp.concatenate(frames, axis=-1), epsilon, step, jnp.int32(0)).action
+
+        return jax.jit(jax.vmap(choose, in_axes=(None, 0, None, 0)))
 
     def learn(
         self, total_timesteps: int | None = None, *, run_dir: str | Path | None = None, quiet: bool = True
@@ -123,7 +134,7 @@ class Model:
         epsilon = 0.0 if deterministic else self.config.epsilon_end
         steps = self._draws + np.arange(len(batch))
         self._draws += 0 if deterministic else len(batch)
-        actions = np.asarray(self._act[deterministic](self.state, batch, epsilon, steps, 0)) + self.spec.first_action
+        actions = np.asarray(self._act[deterministic](self.state, batch, epsilon, steps)) + self.spec.first_action
         return (int(actions[0]) if single else actions), None
 
     def _one_hot(self, states: np.ndarray) -> np.ndarray:

@@ -37,6 +37,9 @@ class Transition(NamedTuple):
     reward: Any  # the sum of n discounted rewards
     discount: Any
     next_obs: Any
+    # for agents that learn from a stream; () for all others
+    ended: Any = ()  # whether the episode ended here, terminated or truncated
+    explored: Any = ()  # whether another action looked better
 
 
 class Values(NamedTuple):
@@ -76,4 +79,5 @@ class EnvSpec:
             return jax.ShapeDtypeStruct((size, *shape), dtype)
 
         obs = of(self.obs_shape, self.frame_dtype)
-        return Transition(obs, of((), "int32"), of((), "float32"), of((), "float32"), obs)
+        flag = of((), "bool")
+        return Transition(obs, of((), "int32"), of((), "float32"), of((), "float32"), obs, flag, flag)

@@ -31,19 +31,27 @@ class AgentState(NamedTuple):
     optimizer: Any
     meta: Any  # what meta-learned head weights need; () without
     probe: Any = ()  # what the analysis keeps beside the agent; () without
+    moments: Any = ()  # what observations and rewards are normalised by; () without
+
+
+class Choice(NamedTuple):
+    action: Array
+    explored: Array  # whether another action looked better
 
 
 class Agent(NamedTuple):
     """Pure functions over one state. The trainer jits them and decides when each is due."""
 
     init: Callable[[Array | int], AgentState]  # seed -> state
-    act: Callable[[AgentState, Array, Array, Array, Array], Array]  # state, obs, epsilon, step, episode -> action
+    observe: Callable[[AgentState, Array], tuple[AgentState, Array]]  # state, frame -> state, what is learned of it
+    act: Callable[[AgentState, Array, Array, Array, Array], Choice]  # state, obs, epsilon, step, episode
     update: Callable[[AgentState, Transition], tuple[AgentState, Metrics]]
     refresh: Callable[[AgentState], AgentState]  # every T steps
     sync: Callable[[AgentState], AgentState]  # every D steps (i-QN)
     losses: Callable[..., tuple[Array, Any]]  # params, statistics, copies, batch -> loss of each pair, rest
     network: Network
     refreshes: bool  # whether a refresh changes anything
+    streams: bool = False  # whether each step is learned from once, when it comes
 
 
 def make(config: Config, spec: EnvSpec) -> Agent:
@@ -110,7 +118,10 @@ def make(config: Config, spec: EnvSpec) -> Agent:
         params = optax.apply_updates(state.params, steps)
         return state._replace(params=params, statistics=statistics, optimizer=optimizer_state), metrics
 
-    def act(state: AgentState, obs: Array, epsilon: Array, step: Array, episode: Array) -> Array:
+    def observe(state: AgentState, frame: Array) -> tuple[AgentState, Array]:
+        return state, frame
+
+    def act(state: AgentState, obs: Array, epsilon: Array, step: Array, episode: Array) -> Choice:
         heads = jnp.asarray(online)
         if config.acting_rule == "last":
             heads = heads[-1:]
@@ -120,10 +131,11 @@ def make(config: Config, spec: EnvSpec) -> Agent:
             heads = heads[jax.random.categorical(device_key(state.seed, "head", count), logits)][None]
         params = {**state.params, "heads": jax.tree.map(lambda w: w[heads], state.params["heads"])}
         q, _ = network.apply(params, state.statistics, obs[None])
-        q = q[0].mean(axis=0)  # of one head or of all
+        best = jnp.argmax(q[0].mean(axis=0))  # of one head or of all
         explore, draw = jax.random.split(device_key(state.seed, "explore", step))
         random_action = jax.random.randint(draw, (), 0, spec.num_actions)
-        return jnp.where(jax.random.uniform(explore) < epsilon, random_action, jnp.argmax(q)).astype(jnp.int32)
+        action = jnp.where(jax.random.uniform(explore) < epsilon, random_action, best).astype(jnp.int32)
+        return Choice(action, action != best)
 
     def refresh(state: AgentState) -> AgentState:
         params, copies = schemes.refresh(scheme, state.params, state.copies, config.target_step_size)
@@ -132,7 +144,7 @@ def make(config: Config, spec: EnvSpec) -> Agent:
     def sync(state: AgentState) -> AgentState:
         return state._replace(copies=schemes.sync(state.params, state.copies))
 
-    return Agent(init, act, update, refresh, sync, pair_losses, network, scheme.refreshes)
+    return Agent(init, observe, act, update, refresh, sync, pair_losses, network, scheme.refreshes)
 
 
 def make_optimizer(config: Config) -> optax.GradientTransformation:

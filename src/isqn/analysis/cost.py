@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from isqn.agents import q_learning
+from isqn import agents
 from isqn.compiler import jit
 from isqn.experiments.config import Config
 from isqn.types import EnvSpec, num_bytes
@@ -23,7 +23,8 @@ class Size(NamedTuple):
     parameters: int  # of the network that learns
     copied_parameters: int  # of the older copies that the scheme keeps
     network_bytes: int  # parameters and copies
-    optimizer_bytes: int
+    optimizer_bytes: int  # of a stream: its traces
+    moments_bytes: int  # what observations and rewards are normalised by
 
     @property
     def kept_parameters(self) -> int:
@@ -32,16 +33,16 @@ class Size(NamedTuple):
 
 def size(config: Config, spec: EnvSpec) -> Size:
     """Of one agent, from its shapes: nothing is compiled or allocated."""
-    state = jax.eval_shape(q_learning.make(config, spec).init, 0)
-    network = (state.params, state.copies, state.statistics)
-    return Size(_count(state.params), _count(state.copies), num_bytes(network), num_bytes(state.optimizer))
+    state = jax.eval_shape(agents.make(config, spec).init, 0)
+    parts = ((state.params, state.copies, state.statistics), state.optimizer, state.moments)
+    return Size(_count(state.params), _count(state.copies), *map(num_bytes, parts))
 
 
 def flops_per_update(config: Config, spec: EnvSpec) -> float:
     """From the compiler's analysis of the compiled update."""
-    agent = q_learning.make(config, spec)
+    agent = agents.make(config, spec)
     state = jax.eval_shape(agent.init, 0)
-    compiled = jit(agent.update, donate_argnums=0).lower(state, spec.batch(config.batch_size)).compile()
+    compiled = jit(agent.update, donate_argnums=0).lower(state, config.seen(spec).batch(config.batch_size)).compile()
     return float((compiled.cost_analysis() or {}).get("flops", math.nan))
 
 

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from isqn import moments
 from isqn.compiler import jit
 from isqn.types import Array, EnvSpec, Metrics, Params, Transition
 
@@ -26,11 +27,11 @@ def effective_rank(features: np.ndarray, delta: float = 0.01) -> int:
 
 
 def dormant_share(units: list[Array]) -> float:
-    """The share of units that are zero on every sample; each position of a feature map is a unit.
+    """The share of units that are above zero on no sample; each position of a feature map is a unit.
 
-    As in the authors' code: Sokar et al. 2023 with a threshold of 0.
+    As in the authors' code: Sokar et al. 2023 with a threshold of 0. A ReLU that leaks is never at zero for long.
     """
-    dormant = [np.asarray(jnp.sum(layer, axis=0) <= 0) for layer in units]
+    dormant = [np.asarray(jnp.max(layer, axis=0) <= 0) for layer in units]
     return float(sum(d.sum() for d in dormant) / max(1, sum(d.size for d in dormant)))
 
 
@@ -73,8 +74,12 @@ def observed(agent: Agent, config: Config, spec: EnvSpec) -> Agent:
         held_out = jax.tree.map(lambda x: x[config.batch_size :], batch)
 
         def direction(losses: Any, params: Params, copies: tuple[Params, ...]) -> Params:
-            return jax.grad(lambda p: losses(p, state.statistics, copies, train)[0].sum())(params)
+            return jax.grad(lambda p: losses(p, state.statistics, copies, compared)[0].sum())(params)
 
+        # one step has one direction, whatever its target: of a stream, several are compared
+        compared = held_out if config.streams else train
+        if config.normalise_rewards:
+            compared = compared._replace(reward=moments.scaled(state.moments.returns, compared.reward))
         own = first_head(direction(agent.losses, state.params, state.copies))
         small = first_head(state.params)
         without = direction(free.losses, small, ())

@@ -25,6 +25,7 @@ class Rows(NamedTuple):
     terminated: Array
     ended: Array  # terminated or truncated
     next_obs: Array
+    explored: Array  # whether another action looked better
 
 
 class DeviceReplay(NamedTuple):
@@ -54,6 +55,7 @@ class DeviceReplay(NamedTuple):
             terminated=rows("bool"),
             ended=rows("bool"),
             next_obs=rows(dtype, width),
+            explored=rows("bool"),
         )
 
     @property
@@ -88,6 +90,19 @@ class DeviceReplay(NamedTuple):
             reward=(rewards * counts * powers).sum(axis=1),
             discount=jnp.float32(self.discount) ** taken * ~rows.terminated[last],
             next_obs=self._decode(rows.next_obs[last]),
+        )
+
+    def latest(self, rows: Rows, num_added: Array | int) -> Transition:
+        """The step that was added last, as a batch of one: all that a stream is learned from."""
+        row = jax.tree.map(lambda ring: jnp.take(ring, (num_added - 1) % self.capacity, axis=0)[None], rows)
+        return Transition(
+            obs=self._decode(row.obs),
+            action=row.action,
+            reward=row.reward,
+            discount=jnp.float32(self.discount) * ~row.terminated,
+            next_obs=self._decode(row.next_obs),
+            ended=row.ended,
+            explored=row.explored,
         )
 
     def _encode(self, obs: Array) -> Array:

@@ -165,6 +165,16 @@ class Replay:
         """A batch drawn uniformly, with replacement, from the valid starts."""
         return self.gather(self._draw(batch_size, generator))
 
+    def latest(self, explored: bool) -> Transition:
+        """The step that was added last, as a batch of one: all that a stream is learned from."""
+        start = self._total - 2
+        return self.step_from(start - int(self._ends[self._slot(start)] != INSIDE), explored)  # or an episode has begun
+
+    def step_from(self, row: int, explored: bool) -> Transition:
+        """The same for the step that starts at a row."""
+        ended = self._ends[self._slot(row + 1)] != INSIDE
+        return self.gather(np.array([row]))._replace(ended=np.array([ended]), explored=np.array([explored]))
+
     def valid_starts(self) -> Array:
         """Every row that a sample can start from: its n-step return is complete."""
         rows = np.arange(self._total - self.num_rows, self._total)

@@ -20,7 +20,7 @@ import tyro
 
 from isqn.losses import LOSSES
 from isqn.schemes import SCHEMES, TargetScheme, make_scheme
-from isqn.types import UserError
+from isqn.types import EnvSpec, UserError
 
 
 def _also(*names: str) -> Any:
@@ -28,6 +28,38 @@ def _also(*names: str) -> Any:
 
 
 MOST_SEED = 2**31 - 1  # keys and tables hold seeds as 32-bit integers
+
+# What each agent starts from: the paper's settings, where they do not depend on the environment. For an agent that
+# learns from a stream, what belongs to a replay is fixed.
+AGENTS: dict[str, dict[str, Any]] = {
+    "dqn": {},
+    "stream-q": {
+        "batch_size": 1,
+        "update_period": 1,
+        "learning_starts": 0,
+        "buffer_size": 2,  # both ends of the step that is learned from
+        "target_update_period": 10,
+        "learning_rate": 1.0,
+        "layer_norm": True,
+        "initial_sparsity": 0.9,
+        "normalise_observations": True,
+        "normalise_rewards": True,
+    },
+}
+# Settings that only one agent has. For the others they are what they begin with, and neither shown nor written.
+OWN: dict[str, tuple[str, ...]] = {
+    "dqn": (
+        *("loss", "num_steps_return", "reward_clip", "buffer_size", "compress_replay", "learning_starts", "batch_size"),
+        *("update_period", "adam_epsilon", "batch_norm", "head_weights", "head_weight_discount", "meta_gradient"),
+        *("meta_learning_rate", "mellowmax_temperature", "munchausen_temperature", "munchausen_weight"),
+        *("munchausen_clip", "conservative_weight"),
+    ),
+    "stream-q": (
+        *("trace_decay", "obgd_kappa", "obgd", "shift_traces", "normalise_observations", "normalise_rewards"),
+        *("layer_norm_axes", "initial_sparsity"),
+    ),
+}
+STREAM_HELD_OUT = 32  # steps that the probes of a stream look at beside the one that is learned from
 
 MAY_CHANGE = ("total_timesteps", "checkpoint_minutes", "track")  # in the middle of a run
 _AT_LEAST_ONE = (
@@ -46,6 +78,8 @@ class Config:
     """A training run."""
 
     # -- what is learned, where ------------------------------------------------------------------------
+    agent: tyro.conf.Suppress[Literal[tuple(AGENTS)]] = "dqn"  # type: ignore[valid-type]
+    """Who learns: the first word of `isqn train`."""
     env_id: str = "isqn/Chain-v0"
     """A Gymnasium id, `module:Env-v0`, ALE/Game-v5 or MinAtar/Game-v1 (`isqn list envs`)."""
     protocol: str = "auto"
@@ -89,9 +123,23 @@ class Config:
     target_sync_period: int = 30
     """D of iterated-target-based: agent steps between updates of the later links of its chain."""
     learning_rate: float = 1e-3
-    """Of Adam."""
+    """Of Adam; for stream-q of ObGD, before its bound."""
     adam_epsilon: float = 1e-8
     """Of Adam."""
+
+    # -- learning from a stream ---------------------------------------------------------------------------
+    trace_decay: float = 0.8
+    """lambda: traces fade by gamma lambda at each step, and end with the episode or at an action that explores."""
+    obgd_kappa: float = 2.0
+    """How far an update stays below the size that would overshoot."""
+    obgd: Literal["per-head", "joint"] = "per-head"
+    """Whether each pair's update is bounded on its own, or their sum. Not in the paper."""
+    shift_traces: bool = True
+    """Whether traces move with the heads at a refresh. Not in the paper."""
+    normalise_observations: bool = False
+    """By the running mean and deviation of each number, in float64; nothing is clipped."""
+    normalise_rewards: bool = False
+    """By the running deviation of the discounted return, in float64; results are always raw."""
 
     # -- acting -----------------------------------------------------------------------------------------------
     epsilon_start: float = 1.0
@@ -105,13 +153,17 @@ class Config:
 
     # -- network -----------------------------------------------------------------------------------------------
     torso: str = "auto"
-    """What is under the heads: mlp, minatar, nature or impala. auto: by the shape of the observation."""
+    """What is under the heads: mlp, minatar, nature, impala or stream. auto: by the shape of the observation."""
     hidden_sizes: tuple[int, ...] = (128, 128)
     """Of the MLP; none: linear in the observation."""
     layer_norm: bool = False
     """LayerNorm before each activation."""
     batch_norm: bool = False
     """BatchNorm after each activation; s and s' then pass as one batch."""
+    layer_norm_axes: Literal["channels", "all"] = "channels"
+    """Over the channels, as the authors' slimStreamQ, or over all of a sample, as the code of Stream Q."""
+    initial_sparsity: float = 0.0
+    """Share of the weights of each unit that begin at zero."""
     width_factor: float = 1.0
     """Scales the last hidden layer (paper, D.3)."""
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
@@ -159,6 +211,7 @@ class Config:
 
     def __post_init__(self) -> None:
         _check_types(self)
+        self._require_own_settings()
         for name in _AT_LEAST_ONE:
             self._require(name, getattr(self, name) >= 1, "must be at least 1")
         for name in _AT_LEAST_ZERO:
@@ -167,9 +220,9 @@ class Config:
         several = f", with --num-seeds {self.num_seeds}" if self.num_seeds > 1 else ""
         self._require("seed", self.seed <= most, f"must be at most {most}{several}")
         self._require("buffer_size", self.buffer_size < 2**31, "must fit into 32 bits, as the index of a row does")
-        for name in ("discount", "epsilon_start", "epsilon_end"):
+        for name in ("discount", "epsilon_start", "epsilon_end", "trace_decay", "initial_sparsity"):
             self._require(name, 0 <= getattr(self, name) <= 1, "must be between 0 and 1")
-        for name in ("mellowmax_temperature", "munchausen_temperature", "width_factor"):
+        for name in ("mellowmax_temperature", "munchausen_temperature", "width_factor", "obgd_kappa"):
             self._require(name, getattr(self, name) > 0, "must be above 0")
         self._require("target_step_size", 0 < self.target_step_size <= 1, "must be above 0 and at most 1")
         self._require("munchausen_clip", self.munchausen_clip <= 0, "must be at most 0")
@@ -211,9 +264,21 @@ class Config:
                 "must be uniform with --meta-gradient, which weighs the draw",
             )
 
+    def _require_own_settings(self) -> None:
+        begun = {field.name: field.default for field in dataclasses.fields(self)} | AGENTS[self.agent]
+        for agent, names in OWN.items():
+            for name in names if agent != self.agent else ():
+                rule = f"is for `isqn train {agent}`, and stays {begun[name]!r} for {self.agent}"
+                self._require(name, getattr(self, name) == begun[name], rule)
+
     def _require(self, field: str, holds: bool, rule: str) -> None:
         if not holds:
             raise UserError(f"{flag(field)} is {getattr(self, field)!r}; it {rule}.")
+
+    @property
+    def streams(self) -> bool:
+        """Whether each step is learned from once, when it comes."""
+        return self.agent == "stream-q"
 
     @property
     def target_scheme(self) -> TargetScheme:
@@ -223,7 +288,7 @@ class Config:
     def label(self) -> str:
         """The paper's name of what is trained, such as "iS-DQN K=9"."""
         learned = {"none": "", "adam": "Meta ", "sgd": "Meta-SGD "}[self.meta_gradient]
-        return learned + self.target_scheme.label(LOSSES[self.loss][0])
+        return learned + self.target_scheme.label("Stream Q(λ)" if self.streams else LOSSES[self.loss][0])
 
     @property
     def pair_weights(self) -> tuple[float, ...]:
@@ -244,9 +309,22 @@ class Config:
         return min(self.log_period_steps, self.epoch_steps, self.total_timesteps)
 
     @property
+    def held_out_size(self) -> int:
+        """Transitions that come along with a batch and are not learned from, for the probes."""
+        return (STREAM_HELD_OUT if self.streams else self.batch_size) if self.analysis else 0
+
+    @property
     def sampled_batch_size(self) -> int:
-        """With probes a second batch comes along that is not learned from."""
-        return self.batch_size * (2 if self.analysis else 1)
+        return self.batch_size + self.held_out_size
+
+    @property
+    def replay_rows(self) -> int:
+        """A stream is kept only for the probes to look at."""
+        return max(self.buffer_size, self.analysis_samples + 1) if self.streams and self.analysis else self.buffer_size
+
+    def seen(self, spec: EnvSpec) -> EnvSpec:
+        """An environment as its agent observes it."""
+        return dataclasses.replace(spec, frame_dtype="float32") if self.normalise_observations else spec
 
     def epsilon(self, step: Any) -> Any:
         """Share of random actions; works on numbers and on traced arrays."""
@@ -280,10 +358,24 @@ def docs() -> dict[str, str]:
     }
 
 
+def begin(agent: Any) -> Config:
+    """What an agent starts from."""
+    known = AGENTS[agent] if isinstance(agent, str) and agent in AGENTS else {}
+    return Config(**{"agent": agent, **known})
+
+
+def others(agent: str) -> set[str]:
+    """Settings that it does not have."""
+    return {name for other, names in OWN.items() if other != agent for name in names}
+
+
 def to_toml(config: Config) -> str:
     """Each field with its meaning above it."""
     lines = []
+    left_out = others(config.agent)
     for name, doc in docs().items():
+        if name in left_out:
+            continue
         value = getattr(config, name)
         lines.append(f"# {doc}")
         lines.append(f"# {name} is not set" if value is None else f"{name} = {toml_value(value)}")
@@ -308,7 +400,7 @@ def nearest_setting(name: str, known: Iterable[str], otherwise: str) -> str:
     """The same, of a setting that may be called as a short flag is: `k` for `num_bellman_iterations`."""
     for setting, hint in get_type_hints(Config, include_extras=True).items():
         for mark in getattr(hint, "__metadata__", ()):
-            if f"--{name.replace('_', '-')}" in mark.aliases:
+            if f"--{name.replace('_', '-')}" in (getattr(mark, "aliases", None) or ()):
                 return f"did you mean {setting}?"
     return nearest(name, known, otherwise)
 
@@ -331,7 +423,7 @@ def from_mapping(values: dict[str, Any], where: str, base: Config | None = None)
             hint = nearest_setting(name, known, "the fields are those of `isqn train --help`.")
             raise UserError(f"{where} sets {name!r}, which is not a field of a run; {hint}")
     try:
-        return dataclasses.replace(base or Config(), **values)
+        return dataclasses.replace(base or begin(values.get("agent", "dqn")), **values)
     except UserError as error:
         raise UserError(f"{where}: {error}") from None
 
@@ -361,7 +453,7 @@ def seed_dir(folder: Path, seed: int) -> Path:
 
 def slug(name: str) -> str:
     """A name as part of a path."""
-    for old, new in (("/", "-"), (":", "-"), (",", ""), (" ", "-"), ("=", "")):
+    for old, new in (("/", "-"), (":", "-"), (",", ""), (" ", "-"), ("=", ""), ("(λ)", "-lambda")):
         name = name.replace(old, new)
     return name
 

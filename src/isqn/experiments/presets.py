@@ -9,10 +9,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from isqn.experiments.config import Config, nearest
+from isqn.experiments.config import AGENTS, Config, begin, nearest
 from isqn.types import UserError
-
-AGENTS = ("dqn",)  # what this version trains; presets of other agents are declared, and refused when used
 
 
 class Preset(NamedTuple):
@@ -130,15 +128,10 @@ _WORDLE = {
     "epoch_updates": 10_000,
 }
 # Paper, appendix A, "Streaming RL setup", and section 5.5; what it does not change is Table 1's.
-_ATARI_STREAM = {
-    "env_id": "ALE/Breakout-v5",
-    "protocol": "streaming",  # no-ops at the start, lost lives end episodes, no sticky actions
+_STREAM = {
     "discount": 0.99,
-    "max_episode_steps": 27_000,
     "layer_norm": True,
-    "last_hidden_size": 256,
     "initial_sparsity": 0.9,
-    "optimizer": "obgd",
     "obgd_kappa": 2.0,
     "learning_rate": 1.0,
     "trace_decay": 0.8,
@@ -146,14 +139,21 @@ _ATARI_STREAM = {
     "normalise_observations": True,
     "normalise_rewards": True,
     # not in the paper; the code of Stream Q (Elsayed et al. 2024)
-    "torso": "stream",  # strides 5, 3, 2, no padding, leaky ReLU
-    "reward_clip": None,
     "epsilon_start": 1.0,
     "epsilon_end": 0.01,
+}
+_ATARI_STREAM = _STREAM | {
+    "env_id": "ALE/Breakout-v5",
+    "protocol": "streaming",  # no-ops at the start, lost lives end episodes, no sticky actions
+    "max_episode_steps": 27_000,
+    "torso": "stream",  # 256 units; strides 5, 3, 2 and no padding are of the code of Stream Q
+    # not in the paper; the code of Stream Q
     "epsilon_decay_steps": 1_250_000,  # its 5 % of a run; 12.5M in the authors' slimStreamQ looks like a slip
     # not in the paper; the authors' slimStreamQ
     "epoch_steps": 250_000,
     "total_timesteps": 25_000_000,
+    # ours
+    "log_period_steps": 10_000,
 }
 
 PRESETS: dict[str, Preset] = {
@@ -182,6 +182,54 @@ PRESETS: dict[str, Preset] = {
     ),
     "atari-cql": Preset("offline CQL on Atari: IMPALA with LayerNorm", _ATARI_CQL, agent="cql"),
     "atari-stream": Preset("Stream Q(λ) on Atari: no replay, no batches", _ATARI_STREAM, agent="stream-q"),
+    "atari-stream-smoke": Preset(
+        "the same, cut short: Atari from a stream on a laptop, to see that it runs",
+        _ATARI_STREAM
+        | {"epsilon_decay_steps": 1_000, "epoch_steps": 5_000, "log_period_steps": 1_000, "total_timesteps": 20_000},
+        agent="stream-q",
+    ),
+    # Ours: the network and the share of exploration of the code of Stream Q on MinAtar; it takes 5M steps.
+    "minatar-stream": Preset(
+        "Stream Q(λ) on MinAtar in the compiled loop",
+        _STREAM
+        | {
+            "env_id": "MinAtar/Breakout-v1",
+            "torso": "minatar",
+            "epsilon_decay_steps": 200_000,
+            "epoch_steps": 50_000,
+            "log_period_steps": 5_000,
+            "total_timesteps": 1_000_000,
+        },
+        agent="stream-q",
+    ),
+    "classic-stream": Preset(
+        "Stream Q(λ) on vectors: MLP 2 × 128",
+        _STREAM
+        | {
+            "env_id": "Acrobot-v1",
+            "hidden_sizes": (128, 128),
+            "epsilon_decay_steps": 40_000,
+            "epoch_steps": 10_000,
+            "log_period_steps": 1_000,
+            "total_timesteps": 200_000,
+        },
+        agent="stream-q",
+    ),
+    "toy-stream": Preset(
+        "Stream Q(λ) on a problem with known values, in seconds",
+        _STREAM
+        | {
+            "env_id": "isqn/Chain-v0",
+            "hidden_sizes": (64,),
+            "discount": 0.9,
+            "epsilon_decay_steps": 5_000,
+            "epsilon_end": 0.1,
+            "epoch_steps": 2_000,
+            "log_period_steps": 500,
+            "total_timesteps": 20_000,
+        },
+        agent="stream-q",
+    ),
     "dmc-hard": Preset("SAC with SimbaV2 on the hard tasks of the DeepMind Control suite", _DMC_HARD, agent="sac"),
     "wordle": Preset("ILQL with GPT-2 small on Wordle", _WORDLE, agent="ilql"),
     # Ours: the sizes of Young & Tian 2019, the paper's update period and schedule in proportion.
@@ -239,23 +287,26 @@ def presets_of(agent: str) -> tuple[str, ...]:
     return tuple(name for name, preset in PRESETS.items() if preset.agent == agent)
 
 
-def preset_config(name: str) -> Config:
-    """The settings of a run of `isqn train dqn`."""
+def preset_config(name: str, agent: str | None = None) -> Config:
+    """The settings of a run of `isqn train AGENT`; of any agent if none is named."""
     if name not in PRESETS:
         raise UserError(f"The preset {name!r} is not known; {nearest(name, PRESETS)}")
     preset = PRESETS[name]
-    if preset.agent not in AGENTS:
+    if preset.agent not in AGENTS or agent not in (None, preset.agent):
+        wanted = agent or "dqn"
+        absent = "" if preset.agent in AGENTS else ", which this version does not have"
         raise UserError(
-            f"--preset {name} is for `isqn train {preset.agent}`, which this version does not have; "
-            f"the presets of `isqn train dqn` are {', '.join(presets_of('dqn'))}."
+            f"--preset {name} is for `isqn train {preset.agent}`{absent}; "
+            f"the presets of `isqn train {wanted}` are {', '.join(presets_of(wanted))}."
         )
-    return Config(**preset.fields)
+    return begin(preset.agent).replace(**preset.fields)
 
 
-def preset_for(env_id: str) -> str:
+def preset_for(env_id: str, agent: str = "dqn") -> str:
     """What fits an environment if nothing is asked for."""
+    stream = "-stream" if agent == "stream-q" else ""
     if env_id.startswith("ALE/"):
-        return "atari-cnn-ln"
+        return f"atari{stream or '-cnn-ln'}"
     if env_id.startswith("MinAtar/"):
-        return "minatar"
-    return "toy" if env_id.startswith("isqn/") else "classic"
+        return f"minatar{stream}"
+    return f"toy{stream}" if env_id.startswith("isqn/") else f"classic{stream}"

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, get_origin, get_type_hints
 
 from isqn.experiments.config import (
+    AGENTS,
     MOST_SEED,
     Config,
     from_mapping,
@@ -30,14 +31,20 @@ from isqn.experiments.config import (
     slug,
     toml_value,
 )
-from isqn.experiments.presets import AGENTS, PRESETS, preset_config, preset_for, presets_of
+from isqn.experiments.presets import PRESETS, preset_config, preset_for, presets_of
 from isqn.schemes import SCHEMES
 from isqn.types import UserError
 
 FIELDS = get_type_hints(Config)
 LISTS = {name for name, kind in FIELDS.items() if get_origin(kind) is tuple}
 NUMBERS = [name for name, kind in FIELDS.items() if kind in (int, float, float | None)]
-OF_A_STUDY = {"env_id": "tasks", "seed": "seeds", "num_seeds": "seeds", "experiment": "name"}  # what says it there
+OF_A_STUDY = {  # what says it there
+    "agent": "agent",
+    "env_id": "tasks",
+    "seed": "seeds",
+    "num_seeds": "seeds",
+    "experiment": "name",
+}
 HELP = "the settings are those of `isqn train dqn --help`."
 SETTINGS = [name for name in FIELDS if name not in OF_A_STUDY]
 SCORES = ("random_score", "reference_score")
@@ -204,9 +211,9 @@ class Study:
         scheme = (self.settings | mine | choice).get("scheme", Config.scheme)
         for_scheme = task.get(scheme, {}) if scheme in list(SCHEMES) else {}  # what is no scheme, Config refuses
         given = self.settings | mine | for_scheme | choice
-        name, preset = given.pop("name", ""), given.pop("preset", preset_for(task["env_id"]))
+        name, preset = given.pop("name", ""), given.pop("preset", preset_for(task["env_id"], self.agent))
         given |= {"env_id": task["env_id"], "experiment": self.name}
-        config = from_mapping(given, f"study {self.name}, {task['env_id']}", preset_config(preset))
+        config = from_mapping(given, f"study {self.name}, {task['env_id']}", preset_config(preset, self.agent))
 
         def called(*without: str) -> str:
             return method_name(config, [key for key in varied if key not in without], name)

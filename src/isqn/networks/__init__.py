@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from isqn.networks.layers import sparse_uniform
 from isqn.networks.torsos import FOR_IMAGES, TORSOS, Style
 from isqn.types import Array, EnvSpec, Params, UserError
 
@@ -23,15 +24,17 @@ class Network(NamedTuple):
 
     init: Callable[[Array], tuple[Params, Params]]  # key -> params, statistics
     apply: Callable[..., tuple[Array, Params]]  # params, statistics, obs (B, ...), train -> q (B, H, A), statistics
+    features: Callable[[Params, Array], Array]  # torso's params, obs (B, ...) -> (B, F), without BatchNorm
+    values: Callable[[Params, Array], Array]  # heads' params, features (B, F) -> q (B, H, A)
     look: Callable[[Params, Params, Array], tuple[list[Array], Array]]  # the output of every ReLU, the shared features
 
 
-def torso_name(requested: str, spec: EnvSpec) -> str:
-    """ "auto" looks at the observation: a vector, a small image, an image."""
+def torso_name(requested: str, spec: EnvSpec, large: str = "nature") -> str:
+    """ "auto" looks at the observation: a vector, a small image, a `large` one."""
     if requested == "auto":
         if not spec.is_image:
             return "mlp"
-        return "minatar" if min(spec.frame_shape[:2]) < 32 else "nature"
+        return "minatar" if min(spec.frame_shape[:2]) < 32 else large
     if requested not in TORSOS:
         raise UserError(f"--torso {requested!r} is not known; choose one of auto, {', '.join(TORSOS)}.")
     if requested in FOR_IMAGES and not spec.is_image:
@@ -49,8 +52,10 @@ def make_network(spec: EnvSpec, num_heads: int, config: Config) -> Network:
         width_factor=config.width_factor,
         hidden_sizes=config.hidden_sizes,
         dtype=jnp.dtype(config.compute_dtype),
+        stream=config.streams,
+        layer_norm_axes=config.layer_norm_axes,
     )
-    name = torso_name(config.torso, spec)
+    name = torso_name(config.torso, spec, "stream" if config.streams else "nature")
     torso = TORSOS[name](style)
     kernel_init = jax.nn.initializers.lecun_normal() if name == "mlp" else jax.nn.initializers.xavier_uniform()
 
@@ -61,10 +66,15 @@ def make_network(spec: EnvSpec, num_heads: int, config: Config) -> Network:
         features = jax.eval_shape(lambda v: torso.apply(v, obs, False), variables).shape[-1]
         # One matrix for all heads, so that the initial range counts the outputs of all of them, as the
         # authors' single last layer does: it shrinks as K grows.
-        kernel = kernel_init(head_key, (features, num_heads * spec.num_actions))
+        outputs = num_heads * spec.num_actions
+        if config.streams:  # where the range does not depend on the outputs
+            shapes = (variables.get("params", {}), jax.ShapeDtypeStruct((features, outputs), jnp.float32))
+            params, kernel = sparse_uniform(key, shapes, config.initial_sparsity)
+        else:
+            params, kernel = variables.get("params", {}), kernel_init(head_key, (features, outputs))
         kernel = kernel.reshape(features, num_heads, spec.num_actions).transpose(1, 0, 2)
         heads = {"kernel": kernel, "bias": jnp.zeros((num_heads, spec.num_actions))}
-        return {"torso": variables.get("params", {}), "heads": heads}, variables.get("batch_stats", {})
+        return {"torso": params, "heads": heads}, variables.get("batch_stats", {})
 
     def apply(params: Params, statistics: Params, obs: Array, train: bool = False) -> tuple[Array, Params]:
         variables = {"params": params["torso"], "batch_stats": statistics}
@@ -73,18 +83,22 @@ def make_network(spec: EnvSpec, num_heads: int, config: Config) -> Network:
             statistics = changed["batch_stats"]
         else:
             features = torso.apply(variables, obs, False)
-        kernel = params["heads"]["kernel"].astype(style.dtype)
-        q = jnp.einsum("bf,hfa->bha", features.astype(style.dtype), kernel) + params["heads"]["bias"].astype(
-            style.dtype
-        )
-        return q.astype(jnp.float32), statistics  # errors and losses are float32 whatever the torso computes in
+        return values(params["heads"], features), statistics
+
+    def features(params: Params, obs: Array) -> Array:
+        return torso.apply({"params": params}, obs, False)  # type: ignore[return-value]
+
+    def values(heads: Params, features: Array) -> Array:
+        kernel, bias = (heads[name].astype(style.dtype) for name in ("kernel", "bias"))
+        q = jnp.einsum("bf,hfa->bha", features.astype(style.dtype), kernel) + bias
+        return q.astype(jnp.float32)  # errors and losses are float32 whatever the torso computes in
 
     def look(params: Params, statistics: Params, obs: Array) -> tuple[list[Array], Array]:
         variables = {"params": params["torso"], "batch_stats": statistics}
         features, collected = torso.apply(variables, obs, False, mutable=["intermediates"])
         return jax.tree.leaves(_in_call_order(collected.get("intermediates", {}))), features
 
-    return Network(init, apply, look)
+    return Network(init, apply, features, values, look)
 
 
 def _in_call_order(tree: Any) -> Any:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from isqn.types import Array
 
@@ -20,6 +22,38 @@ class LayerNorm(nn.Module):
         scale = self.param("scale", nn.initializers.ones_init(), x.shape[-1:])
         bias = self.param("bias", nn.initializers.zeros_init(), x.shape[-1:])
         return layer_norm(x.astype(jnp.float32), scale, bias)
+
+
+def plain_layer_norm(x: Array, axes: str) -> Array:
+    """Without parameters, over the channels (the authors' slimStreamQ) or all of a sample (Elsayed et al. 2024);
+    each with its epsilon, that of flax and that of PyTorch."""
+    over, epsilon = ((-1,), 1e-6) if axes == "channels" else (tuple(range(1, x.ndim)), 1e-5)
+    x = x.astype(jnp.float32)
+    x = x - x.mean(over, keepdims=True)
+    return x * jax.lax.rsqrt(jnp.square(x).mean(over, keepdims=True) + epsilon)
+
+
+def sparse_uniform(key: Array, shapes: Any, sparsity: float) -> Any:
+    """Elsayed et al. 2024: of the weights of each output unit exactly that share, rounded up, begins at zero, and the
+    others are uniform up to 1 / sqrt(fan in); biases are zero.
+
+    For a whole tree, from one draw: each draw of its own would take XLA seconds to compile, and 20 MB.
+    """
+    leaves, structure = jax.tree.flatten(shapes)
+    kernels = [leaf for leaf in leaves if leaf.ndim > 1]
+    draws = iter(jnp.split(jax.random.uniform(key, (2 * sum(k.size for k in kernels),), minval=-1), _ends(kernels)))
+
+    def drawn(shape: tuple[int, ...]) -> Array:
+        fan_in = math.prod(shape[:-1])
+        weights, places = next(draws).reshape(2, fan_in, shape[-1])
+        order = jnp.argsort(places, axis=0)  # a permutation for each unit
+        return jnp.where(order < math.ceil(sparsity * fan_in), 0, weights / math.sqrt(fan_in)).reshape(shape)
+
+    return jax.tree.unflatten(structure, [drawn(x.shape) if x.ndim > 1 else jnp.zeros(x.shape) for x in leaves])
+
+
+def _ends(kernels: list[Any]) -> list[int]:
+    return [int(end) for end in np.cumsum([2 * kernel.size for kernel in kernels])[:-1]]
 
 
 @jax.custom_vjp
@@ -74,6 +108,26 @@ def dot(x: Array, kernel: Array, dimensions: Any, **settings: Any) -> Array:
     return sums.sum(axis=0, keepdims=True)
 
 
+@jax.custom_vjp
+def product(x: Array, kernel: Array) -> Array:
+    """x @ kernel, with the kernel on the left in the gradient of x: XLA would copy it to turn it over on a CPU, which
+    for a batch of one takes longer than the product."""
+    return x @ kernel
+
+
+def _product_gradient(saved: tuple[Array, Array], g: Array) -> tuple[Array, Array]:
+    x, kernel = saved
+    return (kernel @ g.T).T, x.T * g if len(x) == 1 else x.T @ g
+
+
+product.defvjp(lambda x, kernel: (product(x, kernel), (x, kernel)), _product_gradient)
+
+
+def dot_of_one(x: Array, kernel: Array, dimensions: Any, **settings: Any) -> Array:
+    """For `nn.Dense`, where batches are single samples."""
+    return product(x, kernel)
+
+
 class Conv(nn.Module):
     """A square two-dimensional convolution."""
 
@@ -90,7 +144,7 @@ class Conv(nn.Module):
 
 
 class PatchConv(nn.Module):
-    """A convolution without stride or padding, as one product of a matrix of patches.
+    """A convolution without padding, as one product of a matrix of patches.
 
     On small images this is twice as fast on a CPU; and where each seed has its own kernel it stays a batched
     product, while a convolution becomes a grouped one, which is slower by far.
@@ -98,16 +152,22 @@ class PatchConv(nn.Module):
 
     features: int
     kernel: int
+    stride: int = 1
     dtype: Any = jnp.float32
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        size, channels = self.kernel, x.shape[-1]
-        rows, columns = x.shape[1] - size + 1, x.shape[2] - size + 1
+        size, step, channels = self.kernel, self.stride, x.shape[-1]
+        rows, columns = ((length - size) // step + 1 for length in x.shape[1:3])
         shape = (size, size, channels, self.features)
         kernel = self.param("kernel", nn.initializers.xavier_uniform(), shape).reshape(-1, self.features)
         bias = self.param("bias", nn.initializers.zeros_init(), (self.features,))
-        shifted = [x[:, i : i + rows, j : j + columns] for i in range(size) for j in range(size)]
-        patches = jnp.concatenate(shifted, axis=-1).reshape(-1, size * size * channels)
+        if step == 1:
+            shifted = [x[:, i : i + rows, j : j + columns] for i in range(size) for j in range(size)]
+            patches = jnp.concatenate(shifted, axis=-1)
+        else:  # the columns of all patches, then their rows: there is more to copy at once
+            x = jnp.stack([x[:, :, step * j : step * j + size] for j in range(columns)], axis=2)
+            patches = jnp.stack([x[:, i : i + step * rows : step] for i in range(size)], axis=3)
+        patches = patches.reshape(-1, size * size * channels)
         y = patches.astype(self.dtype) @ kernel.astype(self.dtype) + bias.astype(self.dtype)
         return y.reshape(-1, rows, columns, self.features)

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 
-from isqn.networks.layers import Conv, LayerNorm, PatchConv, dot
+from isqn.networks.layers import Conv, LayerNorm, PatchConv, dot, dot_of_one, plain_layer_norm
 from isqn.types import Array
 
 
@@ -21,6 +22,8 @@ class Style:
     width_factor: float = 1.0  # scales the last hidden layer: the features that the heads share (paper, D.3)
     hidden_sizes: tuple[int, ...] = (128, 128)  # of the MLP
     dtype: jnp.dtype = jnp.float32  # of convolutions and matrix products; parameters stay float32
+    stream: bool = False  # Elsayed et al. 2024: LayerNorm has no parameters, and the ReLU leaks
+    layer_norm_axes: str = "channels"  # of a LayerNorm without parameters; or "all" of a sample
 
     def features(self, size: int) -> int:
         return max(1, round(size * self.width_factor))
@@ -36,9 +39,13 @@ class Activation(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array, train: bool) -> Array:
+        if self.style.stream:
+            # The gradients of the layers around it are outer products: let XLA not compute their factors again for
+            # each number of them.
+            x = jax.lax.optimization_barrier(x)
         if self.style.layer_norm and self.layer_norm:
-            x = LayerNorm()(x)
-        x = nn.relu(x)
+            x = plain_layer_norm(x, self.style.layer_norm_axes) if self.style.stream else LayerNorm()(x)
+        x = jax.lax.optimization_barrier(nn.leaky_relu(x, 0.01)) if self.style.stream else nn.relu(x)
         self.sow("intermediates", "units", x)  # for the probes; costs nothing otherwise
         if self.flatten:
             x = x.reshape(x.shape[0], -1)
@@ -99,6 +106,20 @@ class MinAtarCNN(nn.Module):
         return _hidden(self.style, 128, x, train)
 
 
+class StreamCNN(nn.Module):
+    """Elsayed et al. 2024: larger strides than the Nature CNN, no padding, 256 units."""
+
+    style: Style
+
+    @nn.compact
+    def __call__(self, x: Array, train: bool) -> Array:
+        x = Input(self.style)(x, train)
+        for features, kernel, stride in ((32, 8, 5), (64, 4, 3), (64, 3, 2)):
+            x = PatchConv(features, kernel, stride, dtype=self.style.dtype)(x)
+            x = Activation(self.style, flatten=kernel == 3)(x, train)
+        return _hidden(self.style, 256, x, train)
+
+
 class NatureCNN(nn.Module):
     """Mnih et al. 2015 with SAME padding."""
 
@@ -136,8 +157,8 @@ class Impala(nn.Module):
 
 def _hidden(style: Style, size: int, x: Array, train: bool) -> Array:
     """The last hidden layer of a convolutional torso. Called inside a compact method."""
-    kernel_init = nn.initializers.xavier_uniform()
-    x = nn.Dense(style.features(size), dtype=style.dtype, kernel_init=kernel_init, dot_general=dot)(x)
+    kernel_init, product = nn.initializers.xavier_uniform(), dot_of_one if style.stream else dot
+    x = nn.Dense(style.features(size), dtype=style.dtype, kernel_init=kernel_init, dot_general=product)(x)
     return Activation(style)(x, train)
 
 
@@ -146,5 +167,6 @@ TORSOS: dict[str, Callable[[Style], nn.Module]] = {
     "minatar": MinAtarCNN,
     "nature": NatureCNN,
     "impala": Impala,
+    "stream": StreamCNN,
 }
-FOR_IMAGES = ("minatar", "nature", "impala")
+FOR_IMAGES = ("minatar", "nature", "impala", "stream")

@@ -27,7 +27,7 @@ from isqn.envs.native import NativeEnvironment
 from isqn.experiments.config import Config
 from isqn.keys import device_key
 from isqn.train import checkpoint
-from isqn.train.loop import Epoch, empty_totals, means, metrics_columns, require_finite, save_best
+from isqn.train.loop import Epoch, empty_totals, means, metrics_columns, require_finite, save_best, with_held_out
 from isqn.train.progress import Progress, duration, memory_mb
 from isqn.train.record import EPISODE_COLUMNS, Table, Tracker, require_tables
 from isqn.types import Array, Interrupted, UserError
@@ -66,25 +66,29 @@ def make_loop(config: Config, agent: Agent, env: NativeEnvironment, replay: Devi
     scheme, period = config.target_scheme, config.update_period
 
     def init(seed: Array) -> LoopState:
-        env_state, obs = env.reset(device_key(seed, "environment", 0, 0))
+        env_state, frame = env.reset(device_key(seed, "environment", 0, 0))
+        agent_state, obs = agent.observe(agent.init(seed), frame)
         zero = jnp.int32(0)
-        return LoopState(agent.init(seed), env_state, obs, replay.init(), zero, jnp.float32(0), zero)
+        return LoopState(agent_state, env_state, obs, replay.init(), zero, jnp.float32(0), zero)
 
     def act_and_store(state: LoopState, time: Array) -> tuple[LoopState, Ended]:
         """The step from `time` to `time` + 1."""
         seed = state.agent.seed
-        action = agent.act(state.agent, state.obs, config.epsilon(time), time, state.episode)
+        action, explored = agent.act(state.agent, state.obs, config.epsilon(time), time, state.episode)
         step_key, reset_key = jax.random.split(device_key(seed, "environment", 1, time))
-        env_state, next_obs, reward, terminated, truncated = env.step(state.env, action, step_key)
+        env_state, frame, reward, terminated, truncated = env.step(state.env, action, step_key)
         length = state.episode_length + 1
         total = state.episode_return + reward
         over = terminated | truncated | (length >= config.max_episode_steps)
-        row = Rows(state.obs, action, reward, terminated, over, next_obs)
-        begun, first_obs = env.reset(reset_key)
-        env_state, obs = jax.tree.map(
-            lambda new, old: jnp.where(over, new, old), (begun, first_obs), (env_state, next_obs)
+        seen, next_obs = agent.observe(state.agent, frame)
+        row = Rows(state.obs, action, reward, terminated, over, next_obs, explored)
+        begun, first_frame = env.reset(reset_key)
+        again = (begun, *agent.observe(seen, first_frame))
+        env_state, agent_state, obs = jax.tree.map(
+            lambda new, old: jnp.where(over, new, old), again, (env_state, seen, next_obs)
         )
         state = state._replace(
+            agent=agent_state,
             env=env_state,
             obs=obs,
             rows=replay.add(state.rows, time, row),
@@ -97,12 +101,13 @@ def make_loop(config: Config, agent: Agent, env: NativeEnvironment, replay: Devi
     def learn(state: LoopState, step: Array) -> tuple[LoopState, Any]:
         """The update that is due after `step` steps."""
         updates = step // period
-        key = device_key(state.agent.seed, "replay", updates)
-        batch = replay.sample(state.rows, step, key, config.batch_size)
+        if agent.streams:
+            batch = replay.latest(state.rows, step)
+        else:
+            batch = replay.sample(state.rows, step, device_key(state.agent.seed, "replay", updates), config.batch_size)
         if config.analysis:
             key = device_key(state.agent.seed, "held-out", updates)
-            held_out = replay.sample(state.rows, step, key, config.batch_size)
-            batch = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), batch, held_out)
+            batch = with_held_out(batch, replay.sample(state.rows, step, key, config.held_out_size))
         new, metrics = agent.update(state.agent, batch)
         return state._replace(agent=new), metrics
 
@@ -110,7 +115,9 @@ def make_loop(config: Config, agent: Agent, env: NativeEnvironment, replay: Devi
         new = jax.lax.cond(due, jax.vmap(function), lambda unchanged: unchanged, state.agent)
         return state._replace(agent=new)
 
-    def cycle(learning: bool, carry: tuple[LoopState, Any], start: Array) -> tuple[tuple[LoopState, Any], Ended]:
+    def cycle(
+        learning: bool, refreshes: bool, carry: tuple[LoopState, Any], start: Array
+    ) -> tuple[tuple[LoopState, Any], Ended]:
         """`update_period` steps from `start`, then what is due: the body of Algorithm 1."""
         state, totals = carry
         times = start + jnp.arange(period)
@@ -123,21 +130,32 @@ def make_loop(config: Config, agent: Agent, env: NativeEnvironment, replay: Devi
             state, metrics = jax.vmap(learn, in_axes=(0, None))(state, step)
             totals = jax.tree.map(jnp.add, totals, metrics)
             refreshed = step % config.target_update_period == 0
-            if agent.refreshes:
+            if refreshes:
                 state = on_agents(agent.refresh, refreshed, state)
             if scheme.num_copies > 1:
                 state = on_agents(agent.sync, ~refreshed & (step % config.target_sync_period == 0), state)
         return (state, totals), ended
 
-    def run(state: LoopState, first_step: Array, *, num_steps: int, learning: bool) -> tuple[LoopState, Ended, Any]:
+    def target_period(carry: tuple[LoopState, Any], start: Array) -> tuple[tuple[LoopState, Any], Ended]:
+        """T steps and a refresh: without a branch, which would copy the whole agent where none is due."""
+        starts = start + jnp.arange(0, config.target_update_period, period)
+        (state, totals), ended = jax.lax.scan(partial(cycle, True, False), carry, starts)
+        return (state._replace(agent=jax.vmap(agent.refresh)(state.agent)), totals), ended
+
+    def run(
+        state: LoopState, first_step: Array, *, num_steps: int, learning: bool, whole_periods: bool = False
+    ) -> tuple[LoopState, Ended, Any]:
         batch = env.spec.batch(config.sampled_batch_size)
         _, metrics = jax.eval_shape(jax.vmap(agent.update, in_axes=(0, None)), state.agent, batch)
         totals = jax.tree.map(lambda m: jnp.zeros(m.shape, m.dtype), metrics)
-        starts = first_step + jnp.arange(0, num_steps, period)
-        (state, totals), ended = jax.lax.scan(partial(cycle, learning), (state, totals), starts)
+        carry, length = (state, totals), config.target_update_period if whole_periods else period
+        body = target_period if whole_periods else partial(cycle, learning, agent.refreshes)
+        (state, totals), ended = jax.lax.scan(body, carry, first_step + jnp.arange(0, num_steps, length))
         return state, jax.tree.map(lambda x: x.reshape(num_steps, -1), ended), totals
 
-    return Loop(jit(jax.vmap(init)), jit(run, static_argnames=("num_steps", "learning"), donate_argnums=0))
+    return Loop(
+        jit(jax.vmap(init)), jit(run, static_argnames=("num_steps", "learning", "whole_periods"), donate_argnums=0)
+    )
 
 
 @dataclass
@@ -213,7 +231,13 @@ def train(
             epoch = step // config.epoch_steps
             until, learning = _next_stop(config, step)
             began = time.monotonic()
-            state, ended, sums = loop.run(state, step, num_steps=until - step, learning=learning)
+            state, ended, sums = loop.run(
+                state,
+                step,
+                num_steps=until - step,
+                learning=learning,
+                whole_periods=learning and agent.refreshes and _is_whole(config, step, until),
+            )
             jax.block_until_ready(ended)
             if learning and not estimated and (until - step) in compiled_lengths:
                 estimated = True
@@ -296,6 +320,11 @@ def _next_stop(config: Config, step: int) -> tuple[int, bool]:
     if step < begins:
         stops.append(begins)
     return min(stops), step >= begins
+
+
+def _is_whole(config: Config, step: int, until: int) -> bool:
+    """Whether a stretch is one of whole target periods."""
+    return step % config.target_update_period == until % config.target_update_period == 0
 
 
 def _one(tree: Any, index: int, axis: int = 0) -> Any:

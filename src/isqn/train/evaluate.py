@@ -12,11 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from isqn.agents.q_learning import Agent, AgentState
-from isqn.compiler import jit
 from isqn.data.files import DamagedFile
 from isqn.envs.adapter import Environment, make_environment
 from isqn.keys import episode_seed, host_generator
 from isqn.train import checkpoint
+from isqn.train.host import compile_agent
 from isqn.types import EnvSpec, UserError
 
 
@@ -55,22 +55,30 @@ def evaluate(
 ) -> list[Episode]:
     """Raw returns of whole games. Draws come from `seed`, so that the same call gives the same episodes."""
     write_video = _video_writer() if video else None  # what is missing is said before any game is played
-    act = jit(agent.act)
+    call = compile_agent(agent)
     state = state._replace(seed=jnp.asarray(seed, jnp.uint32))
     stack, played, pictures, step = FrameStack(env.spec), [], [], 0
+
+    def see(frame: np.ndarray) -> np.ndarray:
+        """As in training, where what is normalised by goes on with every frame; the trained one does not change."""
+        nonlocal state
+        state, seen = call.observe(state, frame)
+        return seen
+
     for index in range(episodes):
         start = episode_seed(seed, index)
-        obs = stack.reset(env.reset(start, restart=True))
+        obs = stack.reset(see(env.reset(start, restart=True)))
         total, length, over = 0.0, 0, False
         while not over:
             if video and index == 0:
                 pictures.append(_picture(env))
-            frame, reward, terminated, truncated = env.step(int(act(state, obs, epsilon, step, index)))
-            obs = stack.push(frame)
+            action = int(call.act(state, obs, epsilon, step, index).action)
+            frame, reward, terminated, truncated = env.step(action)
+            obs = stack.push(see(frame))
             step, length, total = step + 1, length + 1, total + reward
             over = truncated or length >= max_episode_steps
             if terminated and env.continues and not over:
-                obs = stack.reset(env.reset(start))  # a lost life is not the end of the game
+                obs = stack.reset(see(env.reset(start)))  # a lost life is not the end of the game
             else:
                 over = over or terminated
         played.append(Episode(start, total, length))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +26,7 @@ from isqn.envs.adapter import Environment
 from isqn.experiments.config import Config
 from isqn.keys import episode_seed, host_generator
 from isqn.train import checkpoint
-from isqn.train.loop import Epoch, empty_totals, means, metrics_columns, require_finite, save_best
+from isqn.train.loop import Epoch, empty_totals, means, metrics_columns, require_finite, save_best, with_held_out
 from isqn.train.progress import Progress, memory_mb
 from isqn.train.record import EPISODE_COLUMNS, Table, Tracker, require_tables
 from isqn.types import Interrupted, UserError
@@ -51,6 +52,8 @@ class Counters:
 class Functions(NamedTuple):
     """The agent's functions, each compiled once."""
 
+    init: Callable[..., Any]
+    observe: Callable[..., Any]
     act: Callable[..., Any]
     update: Callable[..., Any]
     refresh: Callable[..., Any]
@@ -58,17 +61,32 @@ class Functions(NamedTuple):
 
 
 def compile_agent(agent: Agent) -> Functions:
+    program = partial(jit, frugal=agent.streams)
+
     def update(state: Any, totals: Any, batch: Any) -> tuple[Any, Any]:
         state, metrics = agent.update(state, batch)
         return state, jax.tree.map(jnp.add, totals, metrics)
 
-    act = jit(agent.act)
+    @program
+    def count(state: Any, frame: Any) -> tuple[Any, Any]:
+        state, frame = agent.observe(state, frame)
+        return state.moments, frame
+
+    def observe(state: Any, frame: np.ndarray) -> tuple[Any, np.ndarray]:
+        if not state.moments:
+            return state, frame
+        moments, frame = count(state._replace(params=(), copies=(), optimizer=()), frame)
+        return state._replace(moments=moments), np.asarray(frame)
+
+    act = program(agent.act)
     return Functions(
-        # without the optimizer's many arrays, which would be handed over at every step
-        act=lambda state, *rest: act(state._replace(optimizer=()), *rest),
-        update=jit(update, donate_argnums=(0, 1)),
-        refresh=jit(agent.refresh, donate_argnums=0),
-        sync=jit(agent.sync, donate_argnums=0),
+        init=program(agent.init),
+        observe=observe,
+        # without the many arrays that it does not look at, which would be handed over at every step
+        act=lambda state, *rest: act(state._replace(optimizer=(), moments=()), *rest),
+        update=program(update, donate_argnums=(0, 1)),
+        refresh=program(agent.refresh, donate_argnums=0),
+        sync=program(agent.sync, donate_argnums=0),
     )
 
 
@@ -88,16 +106,16 @@ def train(
     call = functions or compile_agent(agent)
     progress = progress or Progress(config.total_timesteps, enabled=False)
     count = Counters()
-    history: list[list[int]] = [[]]  # actions since the environment's last real reset, by episode
+    history: list[list[int]] = [[]]  # actions since the game began, life by life
     totals = empty_totals(agent, config, env.spec)
-    state = jax.jit(agent.init)(seed)
+    state = call.init(seed)
     metric_columns = metrics_columns(totals, FEATURE_PROBES if config.analysis else ())
 
     restored = _restore(run_dir, state, totals, make_replay)
     if restored:
-        state, totals, replay, count, history, lengths = restored
+        state, totals, replay, count, history, lengths, last_frame = restored
         frame = _simulate(env, seed, count.episode, history)
-        if not np.array_equal(frame, replay.observation()[..., -frame.shape[-1] :]):
+        if not np.array_equal(frame, last_frame):
             raise UserError(
                 f"{config.env_id} did not come back to where the run stopped: under the same seed and actions it "
                 "shows another observation, so this run cannot be resumed; an environment must draw only from its seed."
@@ -108,7 +126,9 @@ def train(
         episodes = Table(run_dir / "episodes.csv", EPISODE_COLUMNS)
         metrics = Table(run_dir / "metrics.csv", metric_columns)
         replay = make_replay()
-        replay.add_first(env.reset(episode_seed(seed, 0)))
+        frame = env.reset(episode_seed(seed, 0))
+        state, obs = call.observe(state, frame)
+        replay.add_first(obs)
     tracker = Tracker(config, run_dir)
     last_return = count.epoch_returns[-1] if count.epoch_returns else None
     last_loss: float | None = None
@@ -123,6 +143,7 @@ def train(
         arrays = checkpoint.flatten({"agent": state, "totals": totals})
         arrays["history.actions"] = np.array([a for actions in history for a in actions], np.int32)
         arrays["history.lengths"] = np.array([len(actions) for actions in history], np.int32)
+        arrays["history.frame"] = frame
         manifest = {
             "config": config.kept(),
             "counters": asdict(count),
@@ -136,7 +157,8 @@ def train(
         while count.epoch < config.num_epochs:
             # Act.
             epsilon = config.epsilon(count.step)
-            action = int(call.act(state, replay.observation(), epsilon, count.step, count.episode))
+            choice = call.act(state, replay.observation(), epsilon, count.step, count.episode)
+            action = int(choice.action)
             try:
                 frame, reward, terminated, truncated = env.step(action)
             except UserError:
@@ -147,15 +169,19 @@ def train(
             count.episode_length += 1
             count.episode_return += reward
             truncated = truncated or (not terminated and count.episode_length >= config.max_episode_steps)
-            replay.add(action, reward, terminated, truncated, frame)
+            state, obs = call.observe(state, frame)
+            replay.add(action, reward, terminated, truncated, obs)
 
             # Learn.
             if count.step > config.learning_starts:
                 if count.step % config.update_period == 0:
-                    batch = replay.sample(config.batch_size, host_generator(seed, "replay", count.updates))
+                    if agent.streams:
+                        batch = replay.latest(explored=bool(choice.explored))
+                    else:
+                        batch = replay.sample(config.batch_size, host_generator(seed, "replay", count.updates))
                     if config.analysis:
-                        held_out = replay.sample(config.batch_size, host_generator(seed, "held-out", count.updates))
-                        batch = jax.tree.map(lambda a, b: np.concatenate([a, b]), batch, held_out)
+                        held_out = replay.sample(config.held_out_size, host_generator(seed, "held-out", count.updates))
+                        batch = with_held_out(batch, held_out)
                     state, totals = call.update(state, totals, batch)
                     count.updates += 1
                     count.logged_updates += 1
@@ -189,7 +215,10 @@ def train(
                 logged_at, logged_step = now, count.step
             progress.show(count.step, last_return, last_loss)
 
-            if terminated or truncated:
+            # A lost life may end an episode for the learner; the game, whose return is a result, goes on.
+            ended = terminated or truncated
+            over = ended and not (env.continues and count.episode_length < config.max_episode_steps)
+            if over:
                 last_return = count.episode_return
                 row = {
                     "epoch": count.epoch,
@@ -205,12 +234,15 @@ def train(
                 count.epoch_returns.append(count.episode_return)
                 count.episode += 1
                 count.episode_return, count.episode_length = 0.0, 0
-                history = [*history, []] if env.continues else [[]]
-                replay.add_first(env.reset(episode_seed(seed, count.episode)))
+            if ended:
+                history = [[]] if over else [*history, []]
+                frame = env.reset(episode_seed(seed, count.episode), restart=over)
+                state, obs = call.observe(state, frame)
+                replay.add_first(obs)
 
             stopping = should_stop()
             length = config.epoch_end(count.epoch) - (config.epoch_end(count.epoch - 1) if count.epoch else 0)
-            if (terminated or truncated) and count.step - count.epoch_start >= length:
+            if over and count.step - count.epoch_start >= length:
                 result = Epoch(count.epoch, count.step, count.epoch_returns)
                 count.epoch, count.epoch_start, count.epoch_returns = count.epoch + 1, count.step, []
                 if count.best is None or result.mean_return > count.best:
@@ -232,7 +264,7 @@ def train(
 
 def _restore(run_dir: Path, state: Any, totals: Any, make_replay: Callable[[], Replay]) -> Any:
     for step, arrays, manifest in checkpoint.newest_good(run_dir):
-        actions, lengths = arrays.pop("history.actions"), arrays.pop("history.lengths")
+        actions, lengths, frame = (arrays.pop(f"history.{name}") for name in ("actions", "lengths", "frame"))
         tree = checkpoint.unflatten({"agent": state, "totals": totals}, arrays, checkpoint.folder_of(run_dir, step))
         try:
             replay = make_replay()
@@ -245,7 +277,8 @@ def _restore(run_dir: Path, state: Any, totals: Any, make_replay: Callable[[], R
         ends = np.cumsum(lengths)
         history = [actions[end - length : end].tolist() for end, length in zip(ends, lengths, strict=True)]
         tree = jax.tree.map(jnp.asarray, tree)
-        return tree["agent"], tree["totals"], replay, Counters(**manifest["counters"]), history, manifest["tables"]
+        counters, tables = Counters(**manifest["counters"]), manifest["tables"]
+        return tree["agent"], tree["totals"], replay, counters, history, tables, frame
     if checkpoint.steps(run_dir):
         raise UserError(f"{run_dir} has no checkpoint that can be read; move the folder away to train it anew.")
     return None
@@ -254,8 +287,8 @@ def _restore(run_dir: Path, state: Any, totals: Any, make_replay: Callable[[], R
 def _simulate(env: Environment, seed: int, episode: int, history: list[list[int]]) -> np.ndarray:
     """Bring a new environment to where the old one was."""
     frame = None
-    for earlier, actions in enumerate(history, start=episode - len(history) + 1):
-        frame = env.reset(episode_seed(seed, earlier))
+    for actions in history:
+        frame = env.reset(episode_seed(seed, episode))
         for action in actions:
             frame = env.step(action).frame
     assert frame is not None

@@ -18,7 +18,7 @@ from isqn.envs.adapter import Environment
 from isqn.experiments.config import Config
 from isqn.keys import episode_seed
 from isqn.train import checkpoint
-from isqn.types import EnvSpec, UserError
+from isqn.types import EnvSpec, Transition, UserError
 
 
 class Diverged(UserError):
@@ -45,20 +45,31 @@ def empty_totals(agent: Agent, config: Config, spec: EnvSpec) -> Any:
 
 
 def play(
-    config: Config, env: Environment, replay: Replay, choose: Callable[[int, int], int], seed: int
+    config: Config,
+    env: Environment,
+    replay: Replay,
+    choose: Callable[[int, int], int],
+    seed: int,
+    observe: Callable[[np.ndarray], np.ndarray] = lambda frame: frame,
 ) -> Iterator[None]:
     """Without learning: one step a turn, game after game; `choose` sees the numbers of the step and the episode."""
     episode, length = 0, 0
-    replay.add_first(env.reset(episode_seed(seed, episode)))
+    replay.add_first(observe(env.reset(episode_seed(seed, episode))))
     for step in itertools.count():
         action, length = choose(step, episode), length + 1
         frame, reward, terminated, truncated = env.step(action)
         truncated = truncated or (not terminated and length >= config.max_episode_steps)
-        replay.add(action, reward, terminated, truncated, frame)
+        replay.add(action, reward, terminated, truncated, observe(frame))
         if terminated or truncated:
             episode, length = episode + 1, 0
-            replay.add_first(env.reset(episode_seed(seed, episode)))
+            replay.add_first(observe(env.reset(episode_seed(seed, episode))))
         yield
+
+
+def with_held_out(batch: Transition, held_out: Transition) -> Transition:
+    """Behind what is learned from, what the probes look at."""
+    fields = ("obs", "action", "reward", "discount", "next_obs")
+    return batch._replace(**{f: jnp.concatenate([getattr(batch, f), getattr(held_out, f)]) for f in fields})
 
 
 def save_best(run_dir: Path, state: Any, result: Epoch) -> None:

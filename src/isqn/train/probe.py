@@ -10,15 +10,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from isqn.agents import q_learning
-from isqn.analysis.probes import observed, probe_features
+from isqn import moments
+from isqn.analysis.probes import probe_features
 from isqn.compiler import jit
 from isqn.envs import toy
 from isqn.envs.adapter import make_environment
 from isqn.keys import host_generator
 from isqn.train import run
 from isqn.train.evaluate import load_agent_state
-from isqn.train.loop import play
+from isqn.train.host import compile_agent
+from isqn.train.loop import play, with_held_out
 
 COLUMNS = {
     "effective-rank": ("effective_rank",),
@@ -40,17 +41,26 @@ def probe_run(
     trained = run.make_agent(config, env.spec)
     state, step = load_agent_state(run_dir, trained, which)
     rows = samples + config.num_steps_return
-    config = config.replace(analysis=True, buffer_size=2 * rows, learning_starts=rows)
-    agent = observed(q_learning.make(config, env.spec), config, env.spec)
-    state = jax.jit(agent.refresh)(state._replace(probe=jax.tree.map(jnp.copy, state.params)))
+    # what was played is kept for the probes, two rows for a step at most
+    kept = {"analysis_samples": 2 * rows} if config.streams else {"buffer_size": 2 * rows, "learning_starts": rows}
+    config = config.replace(analysis=True, **kept)
+    agent = run.make_agent(config, env.spec)
+    call = compile_agent(agent)
+    state = call.refresh(state._replace(probe=jax.tree.map(jnp.copy, state.params)))
 
-    replay = run.replay_factory(config, env.spec)()
-    act = jit(agent.act)
+    replay, explored = run.replay_factory(config, env.spec)(), []
 
     def choose(step: int, episode: int) -> int:
-        return int(act(state, replay.observation(), config.epsilon_end, step, episode))
+        choice = call.act(state, replay.observation(), config.epsilon_end, step, episode)
+        explored.append(bool(choice.explored))
+        return int(choice.action)
 
-    for _ in islice(play(config, env, replay, choose, seed), rows):
+    def observe(frame: np.ndarray) -> np.ndarray:
+        nonlocal state
+        state, seen = call.observe(state, frame)
+        return seen
+
+    for _ in islice(play(config, env, replay, choose, seed, observe), rows):
         pass
     env.close()
 
@@ -58,8 +68,15 @@ def probe_run(
     found: dict[str, float] = probe_features(agent.network, state, looked_at.obs)
     if {"target-churn", "gradient-cosine"} & set(metrics):
         update, measurements = jit(agent.update, donate_argnums=0), []
+        starts = replay.valid_starts()
         for index in range(updates):
-            batch = replay.sample(config.sampled_batch_size, host_generator(seed, "replay", index))
+            generator = host_generator(seed, "replay", index)
+            if agent.streams:  # in the order in which it was played, and again from the first step
+                step_taken = index % len(starts)
+                batch = replay.step_from(starts[step_taken], explored[step_taken])
+                batch = with_held_out(batch, replay.sample(config.held_out_size, generator))
+            else:
+                batch = replay.sample(config.sampled_batch_size, generator)
             state, measured = update(state, batch)
             measurements.append(jax.device_get(measured))
         found |= {name: float(np.mean([row[name] for row in measurements])) for name in measurements[0]}
@@ -83,7 +100,12 @@ def known_values(run_dir: Path) -> KnownValues | None:
     problem = toy.PROBLEMS[config.env_id]()
     agent = run.make_agent(config, run.specification(config))
     state, _ = load_agent_state(run_dir, agent)
-    q, _ = agent.network.apply(state.params, state.statistics, problem.features)
+    obs: Any = problem.features
+    if config.normalise_observations:
+        obs = moments.centred(state.moments.observations, obs)
+    q, _ = agent.network.apply(state.params, state.statistics, obs)
     learned = np.asarray(q)[:, np.array(config.target_scheme.online)].mean(axis=1)
+    if config.normalise_rewards:
+        learned = learned * np.asarray(moments.deviation(state.moments.returns))
     states = np.flatnonzero(~problem.terminal)
     return KnownValues(states, learned[states], toy.optimal_values(problem, config.discount)[states])

@@ -13,7 +13,8 @@ from typing import Any
 import jax
 import psutil
 
-from isqn.agents import q_learning
+from isqn import agents
+from isqn.agents.q_learning import Agent
 from isqn.analysis.probes import observed
 from isqn.data.device_replay import DeviceReplay
 from isqn.data.files import DamagedFile
@@ -25,14 +26,14 @@ from isqn.experiments.config import Config, flag, nearest_path, read_toml, seed_
 from isqn.experiments.study import import_for
 from isqn.train import checkpoint, compiled, host, record, timing
 from isqn.train.loop import Epoch
-from isqn.train.progress import Progress, duration
+from isqn.train.progress import Progress, duration, memory_mb
 from isqn.types import EnvSpec, UserError, num_bytes
 
 LONG_RUN_STEPS = 100_000  # from here on a run is worth a measured estimate of its time
 
 
-def make_agent(config: Config, spec: EnvSpec) -> q_learning.Agent:
-    agent = q_learning.make(config, spec)
+def make_agent(config: Config, spec: EnvSpec) -> Agent:
+    agent = agents.make(config, spec)
     return observed(agent, config, spec) if config.analysis else agent
 
 
@@ -53,14 +54,14 @@ def uses_compiled_loop(config: Config) -> bool:
 
 def compresses(config: Config, spec: EnvSpec) -> bool:
     if config.compress_replay == "auto":
-        return spec.is_image and spec.frame_dtype in ("uint8", "bool")
+        return spec.is_image and config.seen(spec).frame_dtype in ("uint8", "bool")
     return config.compress_replay == "yes"
 
 
 def replay_factory(config: Config, spec: EnvSpec) -> Callable[[], Replay]:
     return lambda: Replay(
-        spec,
-        config.buffer_size,
+        config.seen(spec),
+        config.replay_rows,
         compress=compresses(config, spec),
         num_steps_return=config.num_steps_return,
         discount=config.discount,
@@ -87,13 +88,14 @@ def specification(config: Config) -> EnvSpec:
 
 
 def device_replay(config: Config, spec: EnvSpec) -> DeviceReplay:
-    return DeviceReplay(spec, config.buffer_size, config.num_steps_return, config.discount, config.reward_clip)
+    seen, rows = config.seen(spec), config.replay_rows
+    return DeviceReplay(seen, rows, config.num_steps_return, config.discount, config.reward_clip)
 
 
 def replay_memory(config: Config, spec: EnvSpec) -> Memory:
     """Of all seeds that are trained at once."""
     if not uses_compiled_loop(config):
-        return memory_needed(spec, config.buffer_size, compresses(config, spec))
+        return memory_needed(config.seen(spec), config.replay_rows, compresses(config, spec))
     size = device_replay(config, spec).nbytes * config.num_seeds
     return Memory(columns=0, frames=size, most_frames=size, compressed=False)
 
@@ -293,7 +295,9 @@ def _begin_summaries(config: Config, folders: list[Path], spec: EnvSpec) -> Call
 def _epoch_line(config: Config, epochs: list[Epoch]) -> str:
     returns = ", ".join(f"{epoch.mean_return:.2f}" for epoch in epochs)
     games = sum(len(epoch.returns) for epoch in epochs)
-    return f"epoch {epochs[0].epoch + 1}/{config.num_epochs}: return {returns} ({games} episodes)"
+    return (
+        f"epoch {epochs[0].epoch + 1}/{config.num_epochs}: return {returns} ({games} episodes), {memory_mb():,.0f} MB"
+    )
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from isqn.envs.adapter import Environment
 from isqn.experiments.config import Config
 from isqn.keys import host_generator
 from isqn.train.host import Functions, compile_agent
-from isqn.train.loop import empty_totals, play
+from isqn.train.loop import empty_totals, play, with_held_out
 
 
 class Timing(NamedTuple):
@@ -75,12 +75,25 @@ def measure(
     """Play a little at random, then time each part on its own. `replay` is used up."""
     call = functions or compile_agent(agent)
     rng = host_generator(config.seed, "timing")
-    steps = play(config, env, replay, lambda *_: int(rng.integers(env.spec.num_actions)), config.seed)
+    state: Any = call.init(config.seed)
+    totals: Any = empty_totals(agent, config, env.spec)
+
+    def observe(frame: np.ndarray) -> np.ndarray:
+        nonlocal state
+        state, seen = call.observe(state, frame)
+        return seen
+
+    steps = play(config, env, replay, lambda *_: int(rng.integers(env.spec.num_actions)), config.seed, observe)
     for _ in range(max(200, config.num_steps_return + 1)):
         next(steps)
-    state: Any = jax.jit(agent.init)(config.seed)
-    totals: Any = empty_totals(agent, config, env.spec)
-    batch = replay.sample(config.sampled_batch_size, rng)
+
+    def sample() -> Any:
+        if not agent.streams:
+            return replay.sample(config.sampled_batch_size, rng)
+        batch = replay.latest(explored=False)
+        return with_held_out(batch, replay.sample(config.held_out_size, rng)) if config.analysis else batch
+
+    batch = sample()
 
     def update() -> None:
         nonlocal state, totals
@@ -89,7 +102,7 @@ def measure(
 
     return StepTimes(
         environment=time_calls(lambda: next(steps), seconds),
-        act=time_calls(lambda: int(call.act(state, replay.observation(), np.float32(0.01), 0, 0)), seconds),
-        sample=time_calls(lambda: replay.sample(config.sampled_batch_size, rng), seconds),
+        act=time_calls(lambda: int(call.act(state, replay.observation(), np.float32(0.01), 0, 0).action), seconds),
+        sample=time_calls(sample, seconds),
         update=time_calls(update, seconds),
     )

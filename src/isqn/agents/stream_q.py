@@ -1,0 +1,142 @@
+"""Stream Q(λ) (Elsayed et al. 2024) for every scheme: each step is learned from once, when it comes.
+
+There is no replay, no batch and no Adam. Every online head has a trace of the gradients of its past values, and the
+temporal-difference error of its pair moves the parameters along it, by a step (ObGD) that is short enough not to
+overshoot. Network, acting and refresh are those of Q-learning.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from isqn import moments, schemes
+from isqn.agents import q_learning
+from isqn.agents.q_learning import Agent, AgentState
+from isqn.moments import Moments
+from isqn.types import Array, EnvSpec, Metrics, Params, Transition
+
+if TYPE_CHECKING:
+    from isqn.experiments.config import Config
+
+
+class Traces(NamedTuple):
+    """Sums of past gradients. That of a head with respect to itself is the same for all: the features, where the
+    action was taken; it is kept once."""
+
+    torso: Params  # with a leading axis of pairs
+    head: Params
+    fade: Array  # what they are multiplied by before the next gradient: gamma lambda, or 0 where they end
+
+
+class Normalisation(NamedTuple):
+    observations: Moments  # of each number of a frame
+    returns: Moments
+    discounted_return: Array  # of the rewards so far: u of Elsayed et al. 2024
+
+
+def make(config: Config, spec: EnvSpec) -> Agent:
+    scheme, decay = config.target_scheme, config.discount * config.trace_decay
+    agent = q_learning.make(config, spec)
+    network = agent.network
+    online, target, copy = np.array(scheme.online), np.array(scheme.target), np.array(scheme.copy, int)
+
+    def init(seed: Array | int) -> AgentState:
+        state = agent.init(seed)
+        zeros = jax.tree.map(jnp.zeros_like, state.params)
+        torso = jax.tree.map(lambda w: jnp.zeros((scheme.num_pairs, *w.shape)), zeros["torso"])
+        head = jax.tree.map(lambda w: w[0], zeros["heads"])
+        normalisation = Normalisation(moments.empty(spec.frame_shape), moments.empty(), jnp.float32(0))
+        return state._replace(optimizer=Traces(torso, head, jnp.float32(decay)), moments=normalisation)
+
+    def observe(state: AgentState, frame: Array) -> tuple[AgentState, Array]:
+        """A frame counts before it is normalised, and stays as it was then."""
+        if not config.normalise_observations:
+            return state, frame
+        seen = moments.count(state.moments.observations, frame)
+        state = state._replace(moments=state.moments._replace(observations=seen))
+        return state, moments.centred(seen, frame)
+
+    def scale(normalisation: Normalisation, step: Transition) -> tuple[Normalisation, Array]:
+        if not config.normalise_rewards:
+            return normalisation, step.reward
+        total = config.discount * ~step.ended * normalisation.discounted_return + step.reward
+        returns = moments.count(normalisation.returns, total)
+        normalisation = normalisation._replace(returns=returns, discounted_return=total)
+        return normalisation, moments.scaled(returns, step.reward)
+
+    def update(state: AgentState, batch: Transition) -> tuple[AgentState, Metrics]:
+        step = jax.tree.map(lambda x: x[0], batch)
+        params, traces = state.params, state.optimizer
+        normalisation, reward = scale(state.moments, step)
+
+        features, pull_back = jax.vjp(lambda torso: network.features(torso, step.obs[None])[0], params["torso"])
+        q = network.values(params["heads"], features[None])[0, online, step.action]
+        networks = [network.apply(older, {}, step.next_obs[None])[0][0] for older in state.copies or (params,)]
+        aims = jnp.stack(networks)[copy if state.copies else 0, target].max(axis=-1)
+        errors = reward + step.discount * aims - q
+
+        # The gradient of each online value with respect to the torso, all of them in one backward pass.
+        (gradients,) = jax.vmap(pull_back)(params["heads"]["kernel"][online, :, step.action].astype(features.dtype))
+        taken = jax.nn.one_hot(step.action, spec.num_actions)
+        own = {"kernel": jnp.outer(features, taken), "bias": taken}
+        torso, head = jax.tree.map(lambda z, g: traces.fade * z + g, (traces.torso, traces.head), (gradients, own))
+
+        norms = jnp.stack([_norms(z) for z in jax.tree.leaves(torso)]).sum(axis=0)
+        norms = norms + sum(jnp.abs(z).sum() for z in jax.tree.leaves(head))
+        moves = step_sizes(errors, norms, config) * errors
+        params = {
+            "torso": jax.tree.map(lambda w, z: w + _weighted_sum(moves, z), params["torso"], torso),
+            "heads": jax.tree.map(lambda w, z: w.at[online].add(jnp.tensordot(moves, z, 0)), params["heads"], head),
+        }
+        fade = jnp.where(step.ended | step.explored, 0.0, decay).astype(jnp.float32)
+        state = state._replace(params=params, optimizer=Traces(torso, head, fade), moments=normalisation)
+        return state, {"loss": jnp.square(errors).sum(), "q_value": q.mean()}
+
+    def refresh(state: AgentState) -> AgentState:
+        """A trace belongs to the function that it was summed for, so it moves with its head."""
+        state = agent.refresh(state)
+        if not config.shift_traces:
+            return state
+        to, source = _moves_of_traces(scheme)
+        torso = jax.tree.map(lambda z: z.at[to].set(z[source]), state.optimizer.torso)
+        return state._replace(optimizer=state.optimizer._replace(torso=torso))
+
+    return agent._replace(init=init, observe=observe, update=update, refresh=refresh, streams=True)
+
+
+def step_sizes(errors: Array, norms: Array, config: Config) -> Array:
+    """ObGD, Elsayed et al. 2024, algorithm 3: for each pair the learning rate, or less where it would overshoot.
+
+    `norms` are the l1 norms of the traces.
+    """
+    reach = config.obgd_kappa * jnp.maximum(jnp.abs(errors), 1) * norms
+    if config.obgd == "joint":
+        reach = jnp.full_like(reach, reach.sum())
+    return config.learning_rate / jnp.maximum(config.learning_rate * reach, 1)
+
+
+def _moves_of_traces(scheme: schemes.TargetScheme) -> np.ndarray:
+    """Pairs whose online head is overwritten at a refresh by the online head of another pair; and those others."""
+    pair_of = {head: pair for pair, head in enumerate(scheme.online)}
+    moves = [(pair_of[to], pair_of[source]) for to, source in zip(*scheme.moves, strict=True) if to in pair_of]
+    return np.array(moves, int).reshape(-1, 2).T
+
+
+def _weighted_sum(weights: Array, z: Array) -> Array:
+    """Over the pairs, term by term: one pass over the memory, where a product of matrices makes two."""
+    return sum(weights[pair] * z[pair] for pair in range(len(z)))  # type: ignore[return-value]
+
+
+def _norms(z: Array) -> Array:
+    """The l1 norm of the trace of each pair.
+
+    Sums take the absolute value themselves: XLA would write a whole array of them first. It leaves a sum of one
+    number as it is, so what comes out may still have a sign.
+    """
+    rows = z.reshape(len(z), -1, z.shape[-1])
+    columns = jax.lax.reduce(rows, np.float32(0), lambda a, b: jnp.abs(a) + jnp.abs(b), (1,))
+    return jnp.abs(columns).sum(axis=1)

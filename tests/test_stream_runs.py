@@ -1,0 +1,327 @@
+"""`isqn train stream-q` from end to end: both loops, resume, eval, probes, cost, the facade, Atari, memory."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import gymnasium as gym
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import isqn
+from isqn.cli import main
+from isqn.envs.adapter import Environment, make_environment
+from isqn.envs.native import make_native
+from isqn.envs.toy import PROBLEMS, optimal_values
+from isqn.experiments.presets import preset_config
+from isqn.train import checkpoint, host, record, run
+from isqn.train.compiled import make_loop
+from isqn.train.probe import known_values, probe_run
+from isqn.types import Interrupted, UserError
+from test_resume import assert_same, final, stop_after
+
+CHAIN = preset_config("toy-stream").replace(
+    num_bellman_iterations=3, total_timesteps=900, epoch_steps=300, log_period_steps=70, hidden_sizes=(32,)
+)
+HOST, COMPILED = CHAIN.replace(loop="host"), CHAIN.replace(loop="compiled")
+LOOPS = pytest.mark.parametrize("config", [HOST, COMPILED], ids=["host", "compiled"])
+
+
+@LOOPS
+@pytest.mark.parametrize("analysis", [False, True], ids=["plain", "with probes"])
+def test_stopping_anywhere_changes_nothing(config, analysis, tmp_path, monkeypatch):
+    config = config.replace(analysis=analysis, analysis_samples=64)
+    run.start(config, tmp_path / "whole", quiet=True)
+    folder = tmp_path / "run"
+    record.create_run(folder, config)
+    for calls in (1, 37, 200) if config.loop == "host" else (1, 3, 2):
+        stop_after(monkeypatch, calls)
+        with pytest.raises(Interrupted, match="go on with `isqn resume"):
+            run.resume(folder, quiet=True)
+    monkeypatch.undo()
+    assert run.resume(folder, quiet=True)
+    assert_same(final(folder), final(tmp_path / "whole"))
+
+
+@pytest.mark.parametrize(("scheme", "k"), [("target-free", 1), ("iterated-shared", 1), ("iterated-shared", 3)])
+def test_the_known_values_of_a_chain_are_found(scheme, k, tmp_path):
+    """In the units of the rewards, though it learns from normalised ones: to 0.02 of values up to 1."""
+    config = preset_config("toy-stream").replace(scheme=scheme, num_bellman_iterations=k)
+    run.start(config, tmp_path / "run", quiet=True)
+    known = known_values(tmp_path / "run")
+    problem = PROBLEMS["isqn/Chain-v0"]()
+    np.testing.assert_allclose(known.true, optimal_values(problem, config.discount)[known.states], atol=1e-9)
+    np.testing.assert_allclose(known.learned, known.true, atol=0.02)
+
+
+@LOOPS
+def test_a_truncated_episode_goes_on_in_its_values(config, tmp_path):
+    """The ring never ends and is cut after 5 steps: Q* is 1 / (1 - gamma); who takes a cut for an end finds 5."""
+    config = config.replace(env_id="isqn/Loop-v0", scheme="target-free", total_timesteps=8_000, epoch_steps=2_000)
+    run.start(config, tmp_path / "run", quiet=True)
+    known = known_values(tmp_path / "run")
+    assert known.true.max() == pytest.approx(10)
+    np.testing.assert_allclose(known.learned.max(), 10, rtol=0.1)
+
+
+def test_a_step_of_the_compiled_loop_is_learned_as_it_was_seen():
+    """Each row is where the last one led to, unless an episode began; the frame that is counted is the frame."""
+    config = preset_config("minatar-stream").replace(scheme="target-free")
+    env = make_native("MinAtar/Breakout-v1")
+    agent, replay = run.make_agent(config, env.spec), run.device_replay(config, env.spec)
+    loop = make_loop(config, agent, env, replay)
+    state, over_before, count = loop.init(jnp.arange(1)), False, 1
+    for step in range(30):
+        before = np.asarray(state.obs[0])
+        state, ended, _ = loop.run(state, step, num_steps=1, learning=True)
+        over_before = bool(ended.over[0, 0])
+        row = replay.latest(jax.tree.map(lambda x: x[0], state.rows), step + 1)
+        np.testing.assert_array_equal(row.obs[0], before)
+        assert bool(row.ended[0]) == over_before
+        assert np.array_equal(row.next_obs[0], state.obs[0]) != over_before
+        count += 1 + over_before
+        assert int(state.agent.moments.observations.number[0]) == count
+        assert float(state.agent.optimizer.fade[0]) in (0.0, pytest.approx(0.99 * 0.8))
+        if over_before or bool(row.explored[0]):
+            assert float(state.agent.optimizer.fade[0]) == 0.0
+
+
+@pytest.mark.parametrize("num_steps", [5, 20])
+def test_whole_target_periods_are_the_same_steps(num_steps):
+    """What the trainer takes for speed: T steps and a refresh, without asking at each step."""
+    config = COMPILED.replace(target_update_period=5)
+    env = make_native(config.env_id)
+    agent, replay = run.make_agent(config, env.spec), run.device_replay(config, env.spec)
+    loop = make_loop(config, agent, env, replay)
+    one, ended, totals = loop.run(loop.init(jnp.arange(2)), 0, num_steps=num_steps, learning=True)
+    other, also, sums = loop.run(loop.init(jnp.arange(2)), 0, num_steps=num_steps, learning=True, whole_periods=True)
+    for a, b in ((one, other), (ended, also), (totals, sums)):
+        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6), a, b)
+
+
+def test_a_seed_of_several_is_the_seed_alone(tmp_path):
+    config = COMPILED.replace(total_timesteps=300)
+    several = run.start(config.replace(num_seeds=3), tmp_path / "several", quiet=True)
+    run.start(config.replace(seed=1), tmp_path / "alone", quiet=True)
+    ours, alone = (record.read_table(folder / "episodes.csv") for folder in (several[1], tmp_path / "alone"))
+    assert [row["return"] for row in ours] == [row["return"] for row in alone]
+
+
+@pytest.mark.parametrize(
+    ("env_id", "torso"), [("CartPole-v1", "mlp"), ("MinAtar/Breakout", "minatar"), ("FrozenLake-v1", "mlp")]
+)
+def test_any_environment_in_the_host_loop(env_id, torso, tmp_path):
+    config = preset_config("classic-stream").replace(
+        env_id=env_id, loop="host", num_bellman_iterations=3, torso="auto", total_timesteps=300, epoch_steps=150
+    )
+    run.start(config, tmp_path / "run", quiet=True)
+    (row,) = record.read_table(tmp_path / "run" / "metrics.csv")[-1:] or [{}]
+    assert float(row["loss"]) > 0
+    assert record.read_summary(tmp_path / "run")["label"] == "iS-Stream Q(λ) K=3"
+
+
+def test_nothing_but_the_last_step_is_kept(tmp_path):
+    run.start(HOST, tmp_path / "run", quiet=True)
+    manifest = checkpoint.read_manifest(checkpoint.folder_of(tmp_path / "run", checkpoint.steps(tmp_path / "run")[0]))
+    assert manifest["replay"]["capacity"] == 2
+    assert run.replay_memory(HOST, run.specification(HOST)).total < 2_000
+    rows = record.read_table(tmp_path / "run" / "metrics.csv")
+    assert all(float(row["memory_mb"]) > 0 for row in rows)
+
+
+def test_eval_plays_on_with_the_moments_and_leaves_them_alone(tmp_path, capsys):
+    run.start(HOST, tmp_path / "run", quiet=True)
+    before = final(tmp_path / "run")
+    for _ in range(2):
+        assert main(["eval", str(tmp_path / "run"), "--episodes", "3", "--json"]) == 0
+    first, second = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    assert first == second
+    assert first["label"] == "iS-Stream Q(λ) K=3"
+    assert_same(final(tmp_path / "run"), before)
+
+
+def test_probes_look_at_a_stream(tmp_path, capsys):
+    run.start(HOST, tmp_path / "run", quiet=True)
+    words = ["probe", str(tmp_path / "run"), "--samples", "50", "--updates", "20", "--json"]
+    assert main(words) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert 1 <= found["effective_rank"] <= 32
+    assert 0 <= found["dormant_share"] < 1
+    assert found["target_churn_train"] > 0
+    assert -1 <= found["gradient_cosine_own_tb"] <= 1
+    assert probe_run(tmp_path / "run", ("dormant",), "last", 50, 20, 100)["dormant_share"] == found["dormant_share"]
+
+
+@LOOPS
+def test_probes_during_training(config, tmp_path):
+    run.start(config.replace(analysis=True, analysis_samples=64), tmp_path / "run", quiet=True)
+    last = record.read_table(tmp_path / "run" / "metrics.csv")[-1]
+    assert 1 <= float(last["effective_rank"]) <= 32
+    assert float(last["target_churn_train"]) > 0
+    assert float(last["target_churn_held_out"]) >= 0
+    assert -1 <= float(last["gradient_cosine_own_tb"]) <= 1
+
+
+def test_probes_do_not_change_what_is_learned(tmp_path):
+    run.start(HOST, tmp_path / "without", quiet=True)
+    run.start(HOST.replace(analysis=True, analysis_samples=64), tmp_path / "with", quiet=True)
+    returns = [record.read_summary(tmp_path / name)["epoch_returns"] for name in ("without", "with")]
+    assert returns[0] == returns[1]
+
+
+def test_the_cost_of_a_stream_on_atari(capsys):
+    """What learning needs is at most 15 MB at K = 9."""
+    pytest.importorskip("ale_py")
+    assert main(["cost", "atari-stream", "--json"]) == 0
+    rows = {row["label"]: row for row in json.loads(capsys.readouterr().out)["schemes"]}
+    free, nine = rows["TF-Stream Q(λ)"], rows["iS-Stream Q(λ) K=9"]
+    assert free["parameters"] == 143_776 + 257 * 4  # Breakout has 4 actions
+    assert nine["parameters"] == 143_776 + 10 * 257 * 4
+    assert nine["optimizer_bytes"] == 4 * (9 * 143_776 + 257 * 4 + 1)  # traces of the torso, of a head, and their fade
+    assert nine["moments_bytes"] == 84 * 84 * 16 + 16 + 4 + 4 + 4  # two doubles a pixel; two counts, a return
+    assert nine["total_bytes"] < 15e6
+    assert main(["cost", "atari-stream"]) == 0
+    header = capsys.readouterr().out.splitlines()[1]
+    assert re.split(r"\s{2,}", header)[4:] == ["network MB", "traces MB", "moments MB", "last step MB", "total MB"]
+
+
+def test_the_facade_learns_predicts_saves_and_loads(tmp_path):
+    model = isqn.Model("stream-q", env="CartPole-v1", scheme=isqn.iterated_shared(3), loop="host")
+    model.learn(300)
+    obs = np.zeros(4, np.float32)
+    action, _ = model.predict(obs)
+    assert action in (0, 1)
+    many, _ = model.predict(np.random.default_rng(0).normal(size=(20, 4)).astype(np.float32), deterministic=False)
+    assert set(many) <= {0, 1}
+    model.save(tmp_path / "model")
+    again = isqn.Model.load(tmp_path / "model")
+    assert again.config.agent == "stream-q"
+    assert again.predict(obs)[0] == action
+    jax.tree.map(np.testing.assert_array_equal, again.state, model.state)
+    assert len(isqn.evaluate(again, gym.make("CartPole-v1"), episodes=2)) == 2
+    with pytest.raises(UserError, match="algorithm 'streamq' is not known; did you mean stream-q"):
+        isqn.Model("streamq")
+
+
+def test_predict_normalises_as_training_does():
+    """The newest frame counts before it is normalised; the model does not change by being asked."""
+    model = isqn.Model("stream-q", env="CartPole-v1", loop="host").learn(200)
+    obs = np.array([0.3, -0.2, 0.05, 0.4], np.float32)
+    moments = jax.tree.map(np.asarray, model.state.moments)
+    state, seen = model._agent.observe(model.state, obs)
+    q, _ = model._agent.network.apply(state.params, {}, seen[None])
+    best = int(np.asarray(q)[0, 1:].mean(axis=0).argmax())
+    assert model.predict(obs)[0] == best
+    jax.tree.map(np.testing.assert_array_equal, moments, jax.tree.map(np.asarray, model.state.moments))
+
+
+def test_bad_words_are_answered(capsys):
+    for words, sentence in (
+        (
+            "train stream-q --batch-size 4",
+            "`isqn train stream-q` has no flag --batch-size; it is for `isqn train dqn`.",
+        ),
+        ("train dqn --obgd joint", "`isqn train dqn` has no flag --obgd; it is for `isqn train stream-q`."),
+        ("train stream --k 3", "`isqn train stream` is not known; did you mean stream-q?"),
+        ("train stream-q --obgd jont", "--obgd is 'jont'; did you mean joint?"),
+        ("train stream-q --trace-decay 2", "--trace-decay is 2.0; it must be between 0 and 1."),
+        ("train stream-q --preset minatar", "--preset minatar is for `isqn train dqn`; the presets of"),
+        ("train dqn --preset atari-stream", "--preset atari-stream is for `isqn train stream-q`; the presets of"),
+        ("train stream-q --torso nature", "--torso nature needs images"),
+    ):
+        assert main(words.split()) != 0
+        assert sentence in capsys.readouterr().err, words
+
+
+def test_a_file_says_its_agent(tmp_path, capsys):
+    run.start(COMPILED.replace(total_timesteps=300), tmp_path / "run", quiet=True)
+    file = str(tmp_path / "run" / "config.toml")
+    assert main(["train", "--config", file, "--run-dir", str(tmp_path / "again"), "--quiet"]) == 0
+    assert run.read_config(tmp_path / "again").agent == "stream-q"
+    assert main(["train", "dqn", "--config", file, "--run-dir", str(tmp_path / "no")]) == 2
+    assert "is of `isqn train stream-q`, not of `isqn train dqn`." in capsys.readouterr().err
+
+
+def test_the_help_of_an_agent_shows_its_own_settings(capsys):
+    shown = {}
+    for agent in ("dqn", "stream-q"):
+        with pytest.raises(SystemExit):
+            main(["train", agent, "--help"])
+        shown[agent] = set(re.findall(r"--[\w-]+", capsys.readouterr().out))
+    assert {"--buffer-size", "--loss"} <= shown["dqn"] - shown["stream-q"]
+    assert {"--trace-decay", "--obgd", "--normalise-rewards"} <= shown["stream-q"] - shown["dqn"]
+    assert {"--k", "--scheme", "--target-update-period", "--layer-norm"} <= shown["dqn"] & shown["stream-q"]
+
+
+def test_atari_from_a_stream_starts_learns_and_resumes(tmp_path, monkeypatch):
+    """Breakout under its protocol: lost lives end episodes, and the game goes on."""
+    pytest.importorskip("ale_py")
+    config = preset_config("atari-stream").replace(
+        num_bellman_iterations=3, total_timesteps=260, epoch_steps=260, log_period_steps=65
+    )
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    run.start(config, whole, quiet=True)
+    stop_after(monkeypatch, 110)
+    with pytest.raises(Interrupted):
+        run.start(config, cut, quiet=True)
+    monkeypatch.undo()
+    run.resume(cut, quiet=True)
+    assert_same(final(cut), final(whole))
+    summary = record.read_summary(whole)
+    assert summary["protocol"] == "streaming-v1"
+    assert float(record.read_table(whole / "metrics.csv")[-1]["loss"]) > 0
+
+
+def test_results_are_whole_games_though_lives_end_episodes(tmp_path, monkeypatch):
+    pytest.importorskip("ale_py")
+    taken = []
+
+    def step(self, action, real=Environment.step):
+        taken.append(real(self, action))
+        return taken[-1]
+
+    monkeypatch.setattr(Environment, "step", step)
+    config = preset_config("atari-stream").replace(
+        scheme="target-free", total_timesteps=400, epoch_steps=400, log_period_steps=200
+    )
+    run.start(config, tmp_path / "run", quiet=True)
+    games = record.read_table(tmp_path / "run" / "episodes.csv")
+    lost = sum(step.terminated for step in taken)
+    assert lost == 5 * len(games)  # Breakout has five lives, and a run ends with a game
+    assert sum(float(game["return"]) for game in games) == sum(step.reward for step in taken)
+    assert sum(int(game["length"]) for game in games) == len(taken)
+
+
+def test_a_game_that_is_too_long_ends_with_a_life_or_without(tmp_path):
+    """H counts the steps of a game, and the next one begins anew."""
+    pytest.importorskip("ale_py")
+    config = preset_config("atari-stream").replace(
+        scheme="target-free", total_timesteps=200, epoch_steps=200, log_period_steps=200, max_episode_steps=60
+    )
+    run.start(config, tmp_path / "run", quiet=True)
+    games = record.read_table(tmp_path / "run" / "episodes.csv")
+    assert [game["length"] for game in games] == ["60"] * 4
+
+
+def test_frames_are_stacked_after_they_were_normalised():
+    """Each frame of a stack keeps the moments of when it was seen."""
+    pytest.importorskip("ale_py")
+    config = preset_config("atari-stream").replace(scheme="target-free")
+    env = make_environment(config.env_id, protocol=config.protocol)
+    agent = run.make_agent(config, env.spec)
+    call, replay = host.compile_agent(agent), run.replay_factory(config, env.spec)()
+    state, seen = call.observe(agent.init(0), env.reset(0))
+    replay.add_first(seen)
+    frames = [seen]
+    for _ in range(6):
+        state, seen = call.observe(state, env.step(1).frame)
+        frames.append(seen)
+        replay.add(1, 0.0, False, False, seen)
+    np.testing.assert_array_equal(replay.observation(), np.concatenate(frames[-4:], axis=-1))
+    step = replay.latest(explored=False)
+    np.testing.assert_array_equal(step.next_obs[0], np.concatenate(frames[-4:], axis=-1))
+    np.testing.assert_array_equal(step.obs[0], np.concatenate(frames[-5:-1], axis=-1))
+    env.close()
