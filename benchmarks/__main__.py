@@ -12,6 +12,7 @@ import argparse
 import collections
 import itertools
 import json
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -32,6 +33,7 @@ from isqn.experiments.config import Config
 from isqn.experiments.presets import preset_config
 from isqn.train import checkpoint, compiled, host, record, run
 from isqn.train.compiled import make_loop
+from isqn.train.loop import empty_totals
 from isqn.types import EnvSpec, Transition, Values
 
 ATARI = EnvSpec("ALE/Asterix-v5", "machado2018-v1", (84, 84, 1), "uint8", 9, frame_stack=4, frames_per_step=4)
@@ -268,16 +270,88 @@ def minatar_loop(rounds: int) -> dict[str, Any]:
             return states[0]
 
         taken = interleaved({"learn": lambda go=go: go(True), "act": lambda go=go: go(False)}, max(5, rounds // 4))
-        rates = seeds * stretch / taken["learn"]
-        low, median, high = np.percentile(rates, [25, 50, 75])
-        found[f"MinAtar steps per second, {seeds} seeds"] = {
-            "median": float(median),
-            "q25": float(low),
-            "q75": float(high),
-        }
+        found[f"MinAtar steps per second, {seeds} seeds"] = per_second(seeds * stretch, taken["learn"])
         share = 1 - taken["act"] / taken["learn"]
         found[f"MinAtar share of the update, {seeds} seeds"] = {"median": float(np.median(share))}
     return found
+
+
+def stream_ratios(rounds: int) -> dict[str, Any]:
+    """Stream Q(λ): a step of iS with K heads over one of TF, on Breakout in the host loop and in compiled MinAtar."""
+    heads = {"TF": 0, "iS K=1": 1, "iS K=3": 3, "iS K=9": 9}
+
+    def scheme(base: Config, k: int) -> Config:
+        return base.replace(scheme="iterated-shared" if k else "target-free", num_bellman_iterations=max(k, 1))
+
+    found = {}
+    atari = {name: atari_stream(scheme(preset_config("atari-stream"), k)) for name, k in heads.items()}
+    taken = interleaved(atari, max(5, rounds // 3))
+    for name in list(heads)[1:]:
+        limit = " (at most 1.6)" if name == "iS K=3" else ""
+        found[f"Stream Q, Breakout, {name} / TF{limit}"] = ratio(taken[name], taken["TF"])
+    found["Stream Q, Breakout steps per second, TF"] = per_second(STREAM_STEPS, taken["TF"])
+
+    minatar = {name: minatar_stream(scheme(preset_config("minatar-stream"), k)) for name, k in heads.items()}
+    taken = interleaved(minatar, rounds)
+    for name in list(heads)[1:]:
+        found[f"Stream Q, MinAtar, {name} / TF"] = ratio(taken[name], taken["TF"])
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})
+    taken = interleaved({"TF": minatar["TF"]}, rounds)
+    os.sched_setaffinity(0, cores)
+    found["Stream Q, MinAtar steps per second on one core, TF (at least 5,000)"] = per_second(1_000, taken["TF"])
+    return found
+
+
+STREAM_STEPS = 50
+
+
+def atari_stream(config: Config) -> Callable[[], Any]:
+    """Steps as the host loop takes them: act, emulate, normalise, learn, refresh."""
+    env = make_environment(config.env_id, protocol=config.protocol)
+    agent, replay = run.make_agent(config, env.spec), run.replay_factory(config, env.spec)()
+    call = host.compile_agent(agent)
+    state, totals = call.init(0), empty_totals(agent, config, env.spec)
+    state, obs = call.observe(state, env.reset(0))
+    replay.add_first(obs)
+    counter = itertools.count(1)
+
+    def steps() -> Any:
+        nonlocal state, totals
+        for step in itertools.islice(counter, STREAM_STEPS):
+            choice = call.act(state, replay.observation(), np.float32(0.1), step, 0)
+            frame, reward, terminated, truncated = env.step(int(choice.action))
+            state, obs = call.observe(state, frame)
+            replay.add(int(choice.action), reward, terminated, truncated, obs)
+            state, totals = call.update(state, totals, replay.latest(explored=bool(choice.explored)))
+            if agent.refreshes and step % config.target_update_period == 0:
+                state = call.refresh(state)
+            if terminated or truncated:
+                state, obs = call.observe(state, env.reset(step))
+                replay.add_first(obs)
+        return totals
+
+    return steps
+
+
+def minatar_stream(config: Config) -> Callable[[], Any]:
+    """1,000 steps of the compiled loop, one seed."""
+    env = make_native(config.env_id)
+    agent = run.make_agent(config, env.spec)
+    loop = make_loop(config, agent, env, run.device_replay(config, env.spec))
+    state = loop.init(jnp.arange(1))
+
+    def steps() -> Any:
+        nonlocal state
+        state, ended, _ = loop.run(state, 0, num_steps=1_000, learning=True, whole_periods=agent.refreshes)
+        return ended
+
+    return steps
+
+
+def per_second(steps: int, taken: np.ndarray) -> dict[str, float]:
+    low, median, high = np.percentile(steps / taken, [25, 50, 75])
+    return {"median": float(median), "q25": float(low), "q75": float(high)}
 
 
 def checkpoint_share(rounds: int) -> dict[str, Any]:
@@ -305,6 +379,7 @@ SUITES = {
     "compiler": compiler_option_ratio,
     "atari": atari_loop,
     "minatar": minatar_loop,
+    "stream": stream_ratios,
     "checkpoint": checkpoint_share,
 }
 

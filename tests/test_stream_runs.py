@@ -24,7 +24,7 @@ from isqn.types import Interrupted, UserError
 from test_resume import assert_same, final, stop_after
 
 CHAIN = preset_config("toy-stream").replace(
-    num_bellman_iterations=3, total_timesteps=900, epoch_steps=300, log_period_steps=70, hidden_sizes=(32,)
+    num_bellman_iterations=3, total_timesteps=600, epoch_steps=300, log_period_steps=100, hidden_sizes=(32,)
 )
 HOST, COMPILED = CHAIN.replace(loop="host"), CHAIN.replace(loop="compiled")
 LOOPS = pytest.mark.parametrize("config", [HOST, COMPILED], ids=["host", "compiled"])
@@ -37,7 +37,8 @@ def test_stopping_anywhere_changes_nothing(config, analysis, tmp_path, monkeypat
     run.start(config, tmp_path / "whole", quiet=True)
     folder = tmp_path / "run"
     record.create_run(folder, config)
-    for calls in (1, 37, 200) if config.loop == "host" else (1, 3, 2):
+    stops = (1, 37, 200) if config.loop == "host" else (1, 3)  # the compiled loop looks after each row
+    for calls in stops[-1:] if analysis else stops:
         stop_after(monkeypatch, calls)
         with pytest.raises(Interrupted, match="go on with `isqn resume"):
             run.resume(folder, quiet=True)
@@ -183,9 +184,6 @@ def test_the_cost_of_a_stream_on_atari(capsys):
     assert nine["optimizer_bytes"] == 4 * (9 * 143_776 + 257 * 4 + 1)  # traces of the torso, of a head, and their fade
     assert nine["moments_bytes"] == 84 * 84 * 16 + 16 + 4 + 4 + 4  # two doubles a pixel; two counts, a return
     assert nine["total_bytes"] < 15e6
-    assert main(["cost", "atari-stream"]) == 0
-    header = capsys.readouterr().out.splitlines()[1]
-    assert re.split(r"\s{2,}", header)[4:] == ["network MB", "traces MB", "moments MB", "last step MB", "total MB"]
 
 
 def test_the_facade_learns_predicts_saves_and_loads(tmp_path):

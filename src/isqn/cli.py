@@ -502,23 +502,17 @@ def cost(argv: list[str]) -> int:
         print(json.dumps({"preset": args.preset, "env_id": spec.id, "num_actions": spec.num_actions, "schemes": rows}))
         return 0
     print(f"\r{spec.id}, {spec.num_actions} actions, preset {args.preset}")
-    parts = [part for part in COST_PARTS if config.streams or part != "moments"]
+    shown = [part for part in (*COST_PARTS, "total") if config.streams or part != "moments"]
     names = {"optimizer": "traces", "replay": "last step"} if config.streams else {}
     lines = _table(
-        (
-            "scheme",
-            "parameters",
-            "copied",
-            "MFLOP/update",
-            *(f"{names.get(part, part)} MB" for part in parts),
-        ),
+        ("scheme", "parameters", "copied", "MFLOP/update", *(f"{names.get(part, part)} MB" for part in shown)),
         [
             (
                 row["label"],
                 f"{row['parameters']:,}",
                 f"{row['copied_parameters']:,}",
                 f"{row['flops_per_update'] / 1e6:,.1f}",
-                *(f"{row[f'{part}_bytes'] / 1e6:,.1f}" for part in parts),
+                *(f"{row[f'{part}_bytes'] / 1e6:,.1f}" for part in shown),
             )
             for row in rows
         ],

@@ -71,7 +71,7 @@ def observed(agent: Agent, config: Config, spec: EnvSpec) -> Agent:
 
     def update(state: AgentState, batch: Transition) -> tuple[AgentState, Metrics]:
         train = jax.tree.map(lambda x: x[: config.batch_size], batch)
-        held_out = jax.tree.map(lambda x: x[config.batch_size :], batch)
+        held_out = jax.tree.map(lambda x: x[config.batch_size :], batch)._replace(ended=(), explored=())
 
         def direction(losses: Any, params: Params, copies: tuple[Params, ...]) -> Params:
             return jax.grad(lambda p: losses(p, state.statistics, copies, compared)[0].sum())(params)
