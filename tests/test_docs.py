@@ -16,7 +16,7 @@ from helpers import SMALL
 from isqn import cli
 from isqn.analysis.probes import FEATURE_PROBES
 from isqn.envs.adapter import make_environment
-from isqn.experiments.config import Config, to_toml
+from isqn.experiments.config import AGENTS, Config, to_toml
 from isqn.experiments.presets import PRESETS
 from isqn.experiments.study import read_study
 from isqn.losses import LOSSES
@@ -159,7 +159,9 @@ def test_exit_codes():
 
 def test_tables_of_the_readme():
     use, there_is = section("README.md", "Use"), section("README.md", "What there is")
-    assert [name.split()[0] for name in names(use)] == list(cli.COMMANDS)
+    assert list(dict.fromkeys(name.split()[0] for name in names(use))) == list(cli.COMMANDS)
+    agents = [name.split()[1] for name in names(use) if name.startswith("train ")]
+    assert agents == list(AGENTS)
     schemes, losses = there_is.split("| `--loss`")
     _, *schemes = rows(schemes)
     assert [row[0].strip("`") for row in schemes] == list(SCHEMES)

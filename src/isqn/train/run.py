@@ -23,6 +23,7 @@ from isqn.envs import atari
 from isqn.envs.adapter import Environment, make_environment, require_protocol
 from isqn.envs.native import has_native, make_native
 from isqn.experiments.config import Config, flag, nearest_path, read_toml, seed_dir
+from isqn.experiments.presets import PRESETS, preset_for
 from isqn.experiments.study import import_for
 from isqn.train import checkpoint, compiled, host, record, timing
 from isqn.train.loop import Epoch
@@ -218,7 +219,7 @@ def _train_on_host(
     progress.say(f"{config.label} on {env.spec.id} ({env.spec.protocol}), seed {config.seed}")
     if env.spec.protocol in atari.PROTOCOLS:
         progress.say(atari.PROTOCOLS[env.spec.protocol].describe())
-    progress.say(f"{replay_memory(config, env.spec)}.")
+    progress.say(_memory_line(config, env.spec))
     agent, make_replay = make_agent(config, env.spec), replay_factory(config, env.spec)
     finish = _begin_summaries(config, [run_dir], env.spec)
     functions = host.compile_agent(agent)
@@ -240,7 +241,7 @@ def _train_compiled(config: Config, folders: list[Path], progress: Progress, sho
     replay = device_replay(config, env.spec)
     seeds = f"seeds {config.seed} to {config.seed + len(folders) - 1}" if len(folders) > 1 else f"seed {config.seed}"
     progress.say(f"{config.label} on {env.spec.id} ({env.spec.protocol}), {seeds}, compiled loop")
-    progress.say(f"{replay_memory(config.replace(num_seeds=len(folders)), env.spec)}.")
+    progress.say(_memory_line(config.replace(num_seeds=len(folders)), env.spec))
     agent = make_agent(config, env.spec)
     finish = _begin_summaries(config, folders, env.spec)
     for epochs in compiled.train(config, folders, agent, env, replay, should_stop=should_stop, progress=progress):
@@ -270,8 +271,15 @@ def seconds_per_step(config: Config, seconds: float = 1.0) -> float:
     return timing.time_calls(stretch, seconds).median / steps
 
 
+def _memory_line(config: Config, spec: EnvSpec) -> str:
+    if config.streams:
+        return f"{agent_bytes(config, spec) / 1e6:.1f} MB for network, traces and moments; there is no replay."
+    return f"{replay_memory(config, spec)}."
+
+
 def _shorter(config: Config) -> str:
-    return "; --preset atari-smoke is a short one." if config.env_id.startswith("ALE/") else "."
+    short = preset_for(config.env_id, config.agent).removesuffix("-cnn-ln") + "-smoke"
+    return f"; --preset {short} is a short one." if short in PRESETS else "."
 
 
 def _begin_summaries(config: Config, folders: list[Path], spec: EnvSpec) -> Callable[[], None]:
