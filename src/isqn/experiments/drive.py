@@ -217,12 +217,14 @@ def estimate(study: Study, out: Path, workers: int, seeds_per_job: int) -> tuple
 
 
 def _like(config: Config) -> tuple[object, ...]:
-    """Runs that take about as long: other games of a kind; fewer heads, as the paper's appendix B finds."""
+    """Runs that take about as long: other games of a kind; fewer heads, as the paper's appendix B finds, but for those
+    that learn from a stream: there each head has a trace."""
     kind = config.env_id.partition("/")[0]
     network = (config.torso, config.hidden_sizes, config.width_factor, config.compute_dtype)
     norms = (config.layer_norm, config.batch_norm)
     update = (config.loss, config.analysis, config.meta_gradient, config.batch_size, config.update_period)
-    return kind, config.num_seeds, config.loop, network, norms, update
+    pairs = config.target_scheme.num_pairs if config.streams else 0
+    return kind, config.num_seeds, config.loop, network, norms, update, pairs
 
 
 def _drive(pending: list[Job], engine: Engine, board: Board, should_stop: Callable[[], bool]) -> list[Job]:

@@ -236,7 +236,7 @@ def train(
                 step,
                 num_steps=until - step,
                 learning=learning,
-                whole_periods=learning and agent.refreshes and _is_whole(config, step, until),
+                whole_periods=learning and has_whole_periods(config, agent, step, until),
             )
             jax.block_until_ready(ended)
             if learning and not estimated and (until - step) in compiled_lengths:
@@ -322,9 +322,9 @@ def _next_stop(config: Config, step: int) -> tuple[int, bool]:
     return min(stops), step >= begins
 
 
-def _is_whole(config: Config, step: int, until: int) -> bool:
+def has_whole_periods(config: Config, agent: Agent, step: int, until: int) -> bool:
     """Whether a stretch is one of whole target periods."""
-    return step % config.target_update_period == until % config.target_update_period == 0
+    return agent.refreshes and step % config.target_update_period == until % config.target_update_period == 0
 
 
 def _one(tree: Any, index: int, axis: int = 0) -> Any:

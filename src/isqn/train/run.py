@@ -261,11 +261,12 @@ def seconds_per_step(config: Config, seconds: float = 1.0) -> float:
     native = make_native(config.env_id)
     agent, replay = make_agent(config, native.spec), device_replay(config, native.spec)
     loop, steps = compiled.make_loop(config, agent, native, replay), 100 * config.update_period
+    whole = compiled.has_whole_periods(config, agent, 0, steps)
     state = loop.init(jax.numpy.arange(config.seed, config.seed + config.num_seeds))
 
     def stretch() -> None:
         nonlocal state
-        state, ended, _ = loop.run(state, 0, num_steps=steps, learning=True)
+        state, ended, _ = loop.run(state, 0, num_steps=steps, learning=True, whole_periods=whole)
         jax.block_until_ready(ended)
 
     return timing.time_calls(stretch, seconds).median / steps
