@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from isqn.cli import main
 from isqn.envs.scores import RANDOM_RETURNS, SCORES, game_of
+from isqn.experiments import drive
 from isqn.experiments.config import AGENTS, Config
 from isqn.experiments.presets import PRESETS, preset_config
 from isqn.experiments.studies import MINI, QUESTIONS, find_study, require_agent
@@ -1024,3 +1025,11 @@ def test_bad_words_are_one_sentence(words, sentence, capsys, tmp_path, monkeypat
     told = capsys.readouterr()
     assert (told.out, told.err) == ("", f"isqn: {sentence}\n")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_takes_as_long_as_what():
+    """Heads cost nothing with a replay; in a stream each has a trace of its own."""
+    dqn, stream = preset_config("minatar"), preset_config("minatar-stream")
+    for config, alike in ((dqn, True), (stream, False)):
+        few, many = (drive._like(config.replace(num_bellman_iterations=k)) for k in (1, 9))
+        assert (few == many) == alike
