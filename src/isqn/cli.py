@@ -10,17 +10,18 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from dataclasses import asdict, dataclass, field, is_dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import MappingProxyType
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import tyro
 
 from isqn import __version__
-from isqn.experiments.config import AGENTS, MOST_SEED, OWN, Config, nearest, others, read_toml, slug
+from isqn.experiments.config import AGENTS, MOST_SEED, OWN, Config, flag, nearest, others, read_toml, slug
 from isqn.experiments.presets import PRESETS, preset_config, preset_for
 from isqn.experiments.study import import_for
 from isqn.experiments.worker import INTERRUPTED, SEEDS_PER_JOB
@@ -73,7 +74,8 @@ def train(argv: list[str]) -> int:
             raise UsageError(f"`isqn train {agent}` is not known; {loss or nearest(agent, AGENTS)}")
     base, source = _base_config(argv, agent)
     default = _with_own_settings(base)
-    args = _parse(type(default), argv, f"isqn train {base.agent}", default)
+    elsewhere = {flag(name): f"it is for `isqn train {other}`." for other, names in OWN.items() for name in names}
+    args = _parse(type(default), argv, f"isqn train {base.agent}", default, elsewhere)
     config = Config(**asdict(args.config))
     if args.show_diff:
         return _show_diff(config, args.show_diff)
@@ -149,11 +151,11 @@ def _base_config(argv: list[str], agent: str | None) -> tuple[Config, str]:
 
 
 def _peek(argv: list[str], name: str) -> str | None:
-    for flag, value in itertools.zip_longest(argv, argv[1:]):
-        if flag.replace("_", "-") == name:
+    for word, value in itertools.zip_longest(argv, argv[1:]):
+        if word.replace("_", "-") == name:
             return None if value and value.startswith("--") else value  # what is missing is said later
-        if flag.replace("_", "-").startswith(f"{name}="):
-            return flag.split("=", 1)[1]
+        if word.replace("_", "-").startswith(f"{name}="):
+            return word.split("=", 1)[1]
     return None
 
 
@@ -643,17 +645,20 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
 }
 
 
-def _parse(kind: Any, argv: list[str], prog: str, default: Any = None) -> Any:
-    """By tyro, which takes some mistakes in silence and words others as a parser would: those are said here."""
+def _parse(
+    kind: Any, argv: list[str], prog: str, default: Any = None, elsewhere: Mapping[str, str] = MappingProxyType({})
+) -> Any:
+    """By tyro, which takes some mistakes in silence and words others as a parser would: those are said here.
+
+    `elsewhere` says of flags that this command does not have where they are.
+    """
     options, given = _options(kind), dict[str, list[str]]()
     for place, word in enumerate(argv):
         name, equals, value = word.partition("=")
         name = name.replace("_", "-")
         if not word.startswith("-") or name not in options:
             if word.startswith("--") and name != "--help":
-                agent = next((a for a, names in OWN.items() if name.strip("-").replace("-", "_") in names), "")
-                of_another = agent and prog.startswith("isqn train") and f"it is for `isqn train {agent}`."
-                hint = of_another or nearest(name, options, f"`{prog} --help` lists them.")
+                hint = elsewhere.get(name) or nearest(name, options, f"`{prog} --help` lists them.")
                 raise UsageError(f"`{prog}` has no flag {name}; {hint}")
             continue
         many = get_origin(options[name]) is tuple

@@ -46,9 +46,8 @@ def make(config: Config, spec: EnvSpec) -> Agent:
 
     def init(seed: Array | int) -> AgentState:
         state = agent.init(seed)
-        zeros = jax.tree.map(jnp.zeros_like, state.params)
-        torso = jax.tree.map(lambda w: jnp.zeros((scheme.num_pairs, *w.shape)), zeros["torso"])
-        head = jax.tree.map(lambda w: w[0], zeros["heads"])
+        torso = jax.tree.map(lambda w: jnp.zeros((scheme.num_pairs, *w.shape)), state.params["torso"])
+        head = jax.tree.map(lambda w: jnp.zeros(w.shape[1:]), state.params["heads"])
         normalisation = Normalisation(moments.empty(spec.frame_shape), moments.empty(), jnp.float32(0))
         return state._replace(optimizer=Traces(torso, head, jnp.float32(decay)), moments=normalisation)
 
@@ -101,8 +100,8 @@ def make(config: Config, spec: EnvSpec) -> Agent:
         state = agent.refresh(state)
         if not config.shift_traces:
             return state
-        to, source = _moves_of_traces(scheme)
-        torso = jax.tree.map(lambda z: z.at[to].set(z[source]), state.optimizer.torso)
+        sources = _sources_of_traces(scheme)
+        torso = jax.tree.map(lambda z: z[sources], state.optimizer.torso)
         return state._replace(optimizer=state.optimizer._replace(torso=torso))
 
     return agent._replace(init=init, observe=observe, update=update, refresh=refresh, streams=True)
@@ -119,11 +118,11 @@ def step_sizes(errors: Array, norms: Array, config: Config) -> Array:
     return config.learning_rate / jnp.maximum(config.learning_rate * reach, 1)
 
 
-def _moves_of_traces(scheme: schemes.TargetScheme) -> np.ndarray:
-    """Pairs whose online head is overwritten at a refresh by the online head of another pair; and those others."""
+def _sources_of_traces(scheme: schemes.TargetScheme) -> np.ndarray:
+    """For each pair the one whose online head becomes its own at a refresh."""
     pair_of = {head: pair for pair, head in enumerate(scheme.online)}
-    moves = [(pair_of[to], pair_of[source]) for to, source in zip(*scheme.moves, strict=True) if to in pair_of]
-    return np.array(moves, int).reshape(-1, 2).T
+    source_of = dict(zip(*scheme.moves, strict=True))
+    return np.array([pair_of[source_of.get(head, head)] for head in scheme.online])
 
 
 def _weighted_sum(weights: Array, z: Array) -> Array:

@@ -128,16 +128,10 @@ _WORDLE = {
     "epoch_updates": 10_000,
 }
 # Paper, appendix A, "Streaming RL setup", and section 5.5; what it does not change is Table 1's.
-_STREAM = {
+_STREAM = AGENTS["stream-q"] | {
     "discount": 0.99,
-    "layer_norm": True,
-    "initial_sparsity": 0.9,
     "obgd_kappa": 2.0,
-    "learning_rate": 1.0,
     "trace_decay": 0.8,
-    "target_update_period": 10,
-    "normalise_observations": True,
-    "normalise_rewards": True,
     # not in the paper; the code of Stream Q (Elsayed et al. 2024)
     "epsilon_start": 1.0,
     "epsilon_end": 0.01,

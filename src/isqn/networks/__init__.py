@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -62,7 +63,8 @@ def make_network(spec: EnvSpec, num_heads: int, config: Config) -> Network:
     def init(key: Array) -> tuple[Params, Params]:
         torso_key, head_key = jax.random.split(key)
         obs = jnp.zeros((1, *spec.obs_shape), spec.frame_dtype)
-        variables = torso.init(torso_key, obs, False)
+        begin = partial(torso.init, torso_key, obs, False)
+        variables = jax.eval_shape(begin) if config.streams else begin()
         features = jax.eval_shape(lambda v: torso.apply(v, obs, False), variables).shape[-1]
         # One matrix for all heads, so that the initial range counts the outputs of all of them, as the
         # authors' single last layer does: it shrinks as K grows.

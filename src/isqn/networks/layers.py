@@ -41,7 +41,8 @@ def sparse_uniform(key: Array, shapes: Any, sparsity: float) -> Any:
     """
     leaves, structure = jax.tree.flatten(shapes)
     kernels = [leaf for leaf in leaves if leaf.ndim > 1]
-    draws = iter(jnp.split(jax.random.uniform(key, (2 * sum(k.size for k in kernels),), minval=-1), _ends(kernels)))
+    ends = np.cumsum([2 * kernel.size for kernel in kernels])
+    draws = iter(jnp.split(jax.random.uniform(key, (ends[-1],), minval=-1), ends[:-1]))
 
     def drawn(shape: tuple[int, ...]) -> Array:
         fan_in = math.prod(shape[:-1])
@@ -50,10 +51,6 @@ def sparse_uniform(key: Array, shapes: Any, sparsity: float) -> Any:
         return jnp.where(order < math.ceil(sparsity * fan_in), 0, weights / math.sqrt(fan_in)).reshape(shape)
 
     return jax.tree.unflatten(structure, [drawn(x.shape) if x.ndim > 1 else jnp.zeros(x.shape) for x in leaves])
-
-
-def _ends(kernels: list[Any]) -> list[int]:
-    return [int(end) for end in np.cumsum([2 * kernel.size for kernel in kernels])[:-1]]
 
 
 @jax.custom_vjp

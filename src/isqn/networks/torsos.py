@@ -93,45 +93,21 @@ class MLP(nn.Module):
         return x
 
 
-class MinAtarCNN(nn.Module):
-    """Young & Tian 2019: one small convolution, then 128 units."""
+class CNN(nn.Module):
+    """Convolutions, then one hidden layer."""
 
     style: Style
+    conv: Callable[..., nn.Module]
+    layers: tuple[tuple[int, int, int], ...]  # features, kernel, stride
+    hidden: int
 
     @nn.compact
     def __call__(self, x: Array, train: bool) -> Array:
         x = Input(self.style)(x, train)
-        x = PatchConv(16, 3, dtype=self.style.dtype)(x)
-        x = Activation(self.style, flatten=True)(x, train)
-        return _hidden(self.style, 128, x, train)
-
-
-class StreamCNN(nn.Module):
-    """Elsayed et al. 2024: larger strides than the Nature CNN, no padding, 256 units."""
-
-    style: Style
-
-    @nn.compact
-    def __call__(self, x: Array, train: bool) -> Array:
-        x = Input(self.style)(x, train)
-        for features, kernel, stride in ((32, 8, 5), (64, 4, 3), (64, 3, 2)):
-            x = PatchConv(features, kernel, stride, dtype=self.style.dtype)(x)
-            x = Activation(self.style, flatten=kernel == 3)(x, train)
-        return _hidden(self.style, 256, x, train)
-
-
-class NatureCNN(nn.Module):
-    """Mnih et al. 2015 with SAME padding."""
-
-    style: Style
-
-    @nn.compact
-    def __call__(self, x: Array, train: bool) -> Array:
-        x = Input(self.style)(x, train)
-        for features, kernel, stride in ((32, 8, 4), (64, 4, 2), (64, 3, 1)):
-            x = Conv(features, kernel, stride, dtype=self.style.dtype)(x)
-            x = Activation(self.style, flatten=kernel == 3)(x, train)
-        return _hidden(self.style, 512, x, train)
+        for place, (features, kernel, stride) in enumerate(self.layers, start=1):
+            x = self.conv(features, kernel, stride, dtype=self.style.dtype)(x)
+            x = Activation(self.style, flatten=place == len(self.layers))(x, train)
+        return _hidden(self.style, self.hidden, x, train)
 
 
 class Impala(nn.Module):
@@ -164,9 +140,12 @@ def _hidden(style: Style, size: int, x: Array, train: bool) -> Array:
 
 TORSOS: dict[str, Callable[[Style], nn.Module]] = {
     "mlp": MLP,
-    "minatar": MinAtarCNN,
-    "nature": NatureCNN,
+    # Young & Tian 2019: one small convolution, then 128 units
+    "minatar": lambda style: CNN(style, PatchConv, ((16, 3, 1),), 128),
+    # Mnih et al. 2015 with SAME padding
+    "nature": lambda style: CNN(style, Conv, ((32, 8, 4), (64, 4, 2), (64, 3, 1)), 512),
     "impala": Impala,
-    "stream": StreamCNN,
+    # Elsayed et al. 2024: larger strides, no padding
+    "stream": lambda style: CNN(style, PatchConv, ((32, 8, 5), (64, 4, 3), (64, 3, 2)), 256),
 }
 FOR_IMAGES = ("minatar", "nature", "impala", "stream")

@@ -1,7 +1,7 @@
 """The compiled loop: environment, replay and learning in one program, several seeds at once.
 
 All seeds take their steps together, so whether an update or a refresh is due is the same for all of them
-and costs no branch. Each seed has its own stream of keys: seed i of a batch is seed i alone.
+and costs no branch; those of a stream take turns. Each seed has its own stream of keys: seed i of a batch is seed i alone.
 """
 
 from __future__ import annotations
@@ -153,9 +153,15 @@ def make_loop(config: Config, agent: Agent, env: NativeEnvironment, replay: Devi
         (state, totals), ended = jax.lax.scan(body, carry, first_step + jnp.arange(0, num_steps, length))
         return state, jax.tree.map(lambda x: x.reshape(num_steps, -1), ended), totals
 
-    return Loop(
-        jit(jax.vmap(init)), jit(run, static_argnames=("num_steps", "learning", "whole_periods"), donate_argnums=0)
-    )
+    def in_turn(state: LoopState, first_step: Array, **settings: Any) -> tuple[LoopState, Ended, Any]:
+        """Seed by seed: each step of a stream goes through all of its traces; those of one seed stay in the cache."""
+        alone = jax.tree.map(lambda x: x[:, None], state)
+        state, ended, totals = jax.lax.map(lambda seed: run(seed, first_step, **settings), alone)
+        state, totals = jax.tree.map(lambda x: x[:, 0], (state, totals))
+        return state, jax.tree.map(lambda x: x[:, :, 0].T, ended), totals
+
+    static = ("num_steps", "learning", "whole_periods")
+    return Loop(jit(jax.vmap(init)), jit(in_turn if agent.streams else run, static_argnames=static, donate_argnums=0))
 
 
 @dataclass

@@ -23,7 +23,6 @@ from isqn.envs import atari
 from isqn.envs.adapter import Environment, make_environment, require_protocol
 from isqn.envs.native import has_native, make_native
 from isqn.experiments.config import Config, flag, nearest_path, read_toml, seed_dir
-from isqn.experiments.presets import PRESETS, preset_for
 from isqn.experiments.study import import_for
 from isqn.train import checkpoint, compiled, host, record, timing
 from isqn.train.loop import Epoch
@@ -279,8 +278,9 @@ def _memory_line(config: Config, spec: EnvSpec) -> str:
 
 
 def _shorter(config: Config) -> str:
-    short = preset_for(config.env_id, config.agent).removesuffix("-cnn-ln") + "-smoke"
-    return f"; --preset {short} is a short one." if short in PRESETS else "."
+    if not config.env_id.startswith("ALE/"):
+        return "."
+    return f"; --preset {'atari-stream-smoke' if config.streams else 'atari-smoke'} is a short one."
 
 
 def _begin_summaries(config: Config, folders: list[Path], spec: EnvSpec) -> Callable[[], None]:
