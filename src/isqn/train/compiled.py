@@ -1,7 +1,8 @@
 """The compiled loop: environment, replay and learning in one program, several seeds at once.
 
 All seeds take their steps together, so whether an update or a refresh is due is the same for all of them
-and costs no branch; those of a stream take turns. Each seed has its own stream of keys: seed i of a batch is seed i alone.
+and costs no branch; those of a stream take turns. Each seed has its own stream of keys: seed i of a batch is seed i
+alone.
 """
 
 from __future__ import annotations
