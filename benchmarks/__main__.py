@@ -343,7 +343,7 @@ def minatar_stream(config: Config) -> Callable[[], Any]:
 
     def steps() -> Any:
         nonlocal state
-        state, ended, _ = loop.run(state, 0, num_steps=1_000, learning=True, whole_periods=agent.refreshes)
+        state, ended, _ = loop.run(state, 0, num_steps=1_000, learning=True)
         return ended
 
     return steps

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -91,11 +93,16 @@ def slow(config, steps, spec: EnvSpec = VECTOR):
         if step.ended[0] or step.explored[0]:
             traces = [jax.tree.map(jnp.zeros_like, trace) for trace in traces]
         if time % config.target_update_period == 0:
-            heads = jax.tree.map(lambda w: jnp.concatenate([w[1:], w[-1:]]), params["heads"])
+            tau = config.target_step_size
+            heads = jax.tree.map(
+                lambda w, tau=tau: tau * jnp.concatenate([w[1:], w[-1:]]) + (1 - tau) * w, params["heads"]
+            )
             params = {**params, "heads": heads}
             if config.shift_traces:  # the trace of head k + 1, now with respect to where that head has gone
                 before = [{**z, "heads": jax.tree.map(lambda w: jnp.roll(w, -1, axis=0), z["heads"])} for z in traces]
-                traces = [*before[1:], traces[-1]]
+                shifted = [*before[1:], traces[-1]]
+                mix = partial(jax.tree.map, lambda old, new, tau=tau: tau * new + (1 - tau) * old)
+                traces = list(map(mix, traces, shifted))
         yield params, traces
 
 
@@ -111,6 +118,8 @@ def assert_close(one, other, **tolerance):
         (3, VECTOR, {"obgd": "joint"}),
         (3, VECTOR, {"shift_traces": False}),
         (3, VECTOR, {"learning_rate": 1e-3}),  # below the bound
+        (3, VECTOR, {"target_step_size": 0.3}),
+        (2, VECTOR, {"hidden_sizes": ()}),
         (3, SMALL, {}),
         (2, SMALL, {"layer_norm_axes": "all"}),
     ],
@@ -222,21 +231,15 @@ def test_rewards_are_scaled_by_the_deviation_of_the_discounted_return():
     config = BASE.replace(normalise_rewards=True, scheme="target-free")
     agent = stream_q.make(config, VECTOR)
     state, totals, running = agent.init(0), [], 0.0
-    steps = list(stream(40))
-    for step in steps:
-        state, _ = agent.update(state, step)
+    for step in stream(40):
+        before, (state, metrics) = state, agent.update(state, step)
         running = 0.99 * (not step.ended[0]) * running + float(step.reward[0])
         totals.append(running)
         deviation = np.sqrt((np.var(totals, ddof=1) if len(totals) > 1 else 1.0) + 1e-8)
         np.testing.assert_allclose(moments.deviation(state.moments.returns), deviation, rtol=1e-5)
     # the learner sees them so: with raw rewards and those of the last step scaled by hand, its error is the same
-    scaled = steps[-1]._replace(reward=steps[-1].reward / np.float32(deviation))
     raw = stream_q.make(config.replace(normalise_rewards=False), VECTOR)
-    before = None
-    state = agent.init(0)
-    for step in steps:
-        before, (state, metrics) = state, agent.update(state, step)
-    _, by_hand = raw.update(before, scaled)
+    _, by_hand = raw.update(before, step._replace(reward=step.reward / np.float32(deviation)))
     np.testing.assert_allclose(metrics["loss"], by_hand["loss"], rtol=1e-4)
 
 

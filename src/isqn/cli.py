@@ -10,12 +10,11 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from dataclasses import asdict, dataclass, field, is_dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import MappingProxyType
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import tyro
@@ -504,7 +503,7 @@ def cost(argv: list[str]) -> int:
         print(json.dumps({"preset": args.preset, "env_id": spec.id, "num_actions": spec.num_actions, "schemes": rows}))
         return 0
     print(f"\r{spec.id}, {spec.num_actions} actions, preset {args.preset}")
-    shown = [part for part in (*COST_PARTS, "total") if config.streams or part != "moments"]
+    shown = [part for part in (*COST_PARTS, "total") if rows[0][f"{part}_bytes"]]
     names = {"optimizer": "traces", "replay": "last step"} if config.streams else {}
     lines = _table(
         ("scheme", "parameters", "copied", "MFLOP/update", *(f"{names.get(part, part)} MB" for part in shown)),
@@ -645,9 +644,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
 }
 
 
-def _parse(
-    kind: Any, argv: list[str], prog: str, default: Any = None, elsewhere: Mapping[str, str] = MappingProxyType({})
-) -> Any:
+def _parse(kind: Any, argv: list[str], prog: str, default: Any = None, elsewhere: dict[str, str] | None = None) -> Any:
     """By tyro, which takes some mistakes in silence and words others as a parser would: those are said here.
 
     `elsewhere` says of flags that this command does not have where they are.
@@ -658,7 +655,7 @@ def _parse(
         name = name.replace("_", "-")
         if not word.startswith("-") or name not in options:
             if word.startswith("--") and name != "--help":
-                hint = elsewhere.get(name) or nearest(name, options, f"`{prog} --help` lists them.")
+                hint = (elsewhere or {}).get(name) or nearest(name, options, f"`{prog} --help` lists them.")
                 raise UsageError(f"`{prog}` has no flag {name}; {hint}")
             continue
         many = get_origin(options[name]) is tuple

@@ -6,6 +6,7 @@ import json
 import shutil
 import weakref
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
@@ -73,8 +74,11 @@ class Model:
 
         def choose(state: AgentState, obs: Array, epsilon: Array, step: Array) -> Array:
             frames = jnp.split(obs, obs.shape[-1] // width, axis=-1)  # from the oldest to the newest
+            begun = jnp.bool(False)
             for index, frame in enumerate(frames):
-                state, frames[index] = agent.observe(state, frame)
+                begun = begun | frame.any() | (index == len(frames) - 1)  # zeros before a game's first frame stay so
+                old = (state, jnp.zeros_like(frame))
+                state, frames[index] = jax.tree.map(partial(jnp.where, begun), agent.observe(state, frame), old)
             return agent.act(state, jnp.concatenate(frames, axis=-1), epsilon, step, jnp.int32(0)).action
 
         return jax.jit(jax.vmap(choose, in_axes=(None, 0, None, 0)))

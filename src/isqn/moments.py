@@ -44,13 +44,8 @@ def centred(moments: Moments, x: Array) -> Array:
         return _single((_double(x) - _number(moments.mean)) / _deviation(moments))
 
 
-def scaled(moments: Moments, x: Array) -> Array:
-    """In deviations, from zero; float32."""
-    with jax.enable_x64(True):
-        return _single(_double(x) / _deviation(moments))
-
-
 def deviation(moments: Moments) -> Array:
+    """float32."""
     with jax.enable_x64(True):
         return _single(_deviation(moments))
 

@@ -136,23 +136,24 @@ def k_of(scheme: TargetScheme) -> int:
 def refresh(
     scheme: TargetScheme, params: Params, copies: tuple[Params, ...], step_size: float = 1.0
 ) -> tuple[Params, tuple[Params, ...]]:
-    """Every T steps: each target moves towards what it stands for; all the way, exactly, at step size 1.
+    """Every T steps: each target moves towards what it stands for.
 
     Inside the network all heads move at once, so that those of iS-QN shift by one. The first copy takes
     the network before its heads move, the others after: the chain of i-QN then starts from its old
     first link and goes on with the shifted ones.
     """
-
-    def towards(old: Any, new: Any) -> Any:
-        if step_size == 1:
-            return new
-        return jax.tree.map(lambda a, b: step_size * b + (1 - step_size) * a, old, new)
-
-    first = tuple(towards(copy, params) for copy in copies[:1])
+    first = tuple(towards(copy, params, step_size) for copy in copies[:1])
     to, source = (np.array(heads, int) for heads in scheme.moves)
-    heads = jax.tree.map(lambda w: w.at[to].set(towards(w[to], w[source])), params["heads"])
+    heads = jax.tree.map(lambda w: w.at[to].set(towards(w[to], w[source], step_size)), params["heads"])
     params = {**params, "heads": heads}
-    return params, first + tuple(towards(copy, params) for copy in copies[1:])
+    return params, first + tuple(towards(copy, params, step_size) for copy in copies[1:])
+
+
+def towards(old: Any, new: Any, step_size: float) -> Any:
+    """A step from one tree of numbers to another; all the way, exactly, at step size 1."""
+    if step_size == 1:
+        return new
+    return jax.tree.map(lambda a, b: step_size * b + (1 - step_size) * a, old, new)
 
 
 def sync(params: Params, copies: tuple[Params, ...]) -> tuple[Params, ...]:

@@ -37,7 +37,7 @@ class Transition(NamedTuple):
     reward: Any  # the sum of n discounted rewards
     discount: Any
     next_obs: Any
-    # for agents that learn from a stream; () for all others
+    # for agents that learn from a stream; () in samples of a replay
     ended: Any = ()  # whether the episode ended here, terminated or truncated
     explored: Any = ()  # whether another action looked better
 

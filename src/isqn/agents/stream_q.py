@@ -33,7 +33,7 @@ class Traces(NamedTuple):
 
 
 class Normalisation(NamedTuple):
-    observations: Moments  # of each number of a frame
+    observations: Moments | tuple[()]  # of each number of a frame; () if they are learned from as they are
     returns: Moments
     discounted_return: Array  # of the rewards so far: u of Elsayed et al. 2024
 
@@ -42,13 +42,14 @@ def make(config: Config, spec: EnvSpec) -> Agent:
     scheme, decay = config.target_scheme, config.discount * config.trace_decay
     agent = q_learning.make(config, spec)
     network = agent.network
-    online, target, copy = np.array(scheme.online), np.array(scheme.target), np.array(scheme.copy, int)
+    online, target, copy = np.array(scheme.online), np.array(scheme.target), np.array(scheme.copy or 0)
 
     def init(seed: Array | int) -> AgentState:
         state = agent.init(seed)
         torso = jax.tree.map(lambda w: jnp.zeros((scheme.num_pairs, *w.shape)), state.params["torso"])
         head = jax.tree.map(lambda w: jnp.zeros(w.shape[1:]), state.params["heads"])
-        normalisation = Normalisation(moments.empty(spec.frame_shape), moments.empty(), jnp.float32(0))
+        frames = moments.empty(spec.frame_shape) if config.normalise_observations else ()
+        normalisation = Normalisation(frames, moments.empty(), jnp.float32(0))
         return state._replace(optimizer=Traces(torso, head, jnp.float32(decay)), moments=normalisation)
 
     def observe(state: AgentState, frame: Array) -> tuple[AgentState, Array]:
@@ -65,7 +66,7 @@ def make(config: Config, spec: EnvSpec) -> Agent:
         total = config.discount * ~step.ended * normalisation.discounted_return + step.reward
         returns = moments.count(normalisation.returns, total)
         normalisation = normalisation._replace(returns=returns, discounted_return=total)
-        return normalisation, moments.scaled(returns, step.reward)
+        return normalisation, step.reward / moments.deviation(returns)
 
     def update(state: AgentState, batch: Transition) -> tuple[AgentState, Metrics]:
         step = jax.tree.map(lambda x: x[0], batch)
@@ -75,7 +76,7 @@ def make(config: Config, spec: EnvSpec) -> Agent:
         features, pull_back = jax.vjp(lambda torso: network.features(torso, step.obs[None])[0], params["torso"])
         q = network.values(params["heads"], features[None])[0, online, step.action]
         networks = [network.apply(older, {}, step.next_obs[None])[0][0] for older in state.copies or (params,)]
-        aims = jnp.stack(networks)[copy if state.copies else 0, target].max(axis=-1)
+        aims = jnp.stack(networks)[copy, target].max(axis=-1)
         errors = reward + step.discount * aims - q
 
         # The gradient of each online value with respect to the torso, all of them in one backward pass.
@@ -84,8 +85,8 @@ def make(config: Config, spec: EnvSpec) -> Agent:
         own = {"kernel": jnp.outer(features, taken), "bias": taken}
         torso, head = jax.tree.map(lambda z, g: traces.fade * z + g, (traces.torso, traces.head), (gradients, own))
 
-        norms = jnp.stack([_norms(z) for z in jax.tree.leaves(torso)]).sum(axis=0)
-        norms = norms + sum(jnp.abs(z).sum() for z in jax.tree.leaves(head))
+        of_head = sum(jnp.abs(z).sum() for z in jax.tree.leaves(head))
+        norms = sum(map(_norms, jax.tree.leaves(torso)), jnp.asarray(of_head))
         moves = step_sizes(errors, norms, config) * errors
         params = {
             "torso": jax.tree.map(lambda w, z: w + _weighted_sum(moves, z), params["torso"], torso),
@@ -100,8 +101,8 @@ def make(config: Config, spec: EnvSpec) -> Agent:
         state = agent.refresh(state)
         if not config.shift_traces:
             return state
-        sources = _sources_of_traces(scheme)
-        torso = jax.tree.map(lambda z: z[sources], state.optimizer.torso)
+        sources, size = _sources_of_traces(scheme), config.target_step_size
+        torso = jax.tree.map(lambda z: schemes.towards(z, z[sources], size), state.optimizer.torso)
         return state._replace(optimizer=state.optimizer._replace(torso=torso))
 
     return agent._replace(init=init, observe=observe, update=update, refresh=refresh, streams=True)
@@ -113,8 +114,7 @@ def step_sizes(errors: Array, norms: Array, config: Config) -> Array:
     `norms` are the l1 norms of the traces.
     """
     reach = config.obgd_kappa * jnp.maximum(jnp.abs(errors), 1) * norms
-    if config.obgd == "joint":
-        reach = jnp.full_like(reach, reach.sum())
+    reach = reach.sum() if config.obgd == "joint" else reach
     return config.learning_rate / jnp.maximum(config.learning_rate * reach, 1)
 
 

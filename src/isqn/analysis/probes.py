@@ -44,7 +44,7 @@ def probe_features(network: Network, state: AgentState, obs: Any) -> dict[str, f
 def observed(agent: Agent, config: Config, spec: EnvSpec) -> Agent:
     """The same agent, which also reports churn and gradient directions at every update.
 
-    Its batches are twice as long: the second half is held out, only looked at. Its state keeps the
+    Its batches are longer: what comes behind is held out, only looked at. Its state keeps the
     network as it was at the last refresh, before heads moved: there the head that learns first is the one
     that is now its target, so that a target-based gradient can be computed beside the agent's own.
     """
@@ -79,7 +79,7 @@ def observed(agent: Agent, config: Config, spec: EnvSpec) -> Agent:
         # one step has one direction, whatever its target: of a stream, several are compared
         compared = held_out if config.streams else train
         if config.normalise_rewards:
-            compared = compared._replace(reward=moments.scaled(state.moments.returns, compared.reward))
+            compared = compared._replace(reward=compared.reward / moments.deviation(state.moments.returns))
         own = first_head(direction(agent.losses, state.params, state.copies))
         small = first_head(state.params)
         without = direction(free.losses, small, ())

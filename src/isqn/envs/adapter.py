@@ -249,19 +249,19 @@ def _num_actions(space: gym.Space[Any], env_id: str) -> int:
 
 
 def _frame_format(space: gym.Space[Any], env_id: str) -> tuple[tuple[int, ...], np.dtype, Callable[[Any], np.ndarray]]:
-    """Shape and dtype of a frame, and how an observation becomes one. A frame is a copy: the environment may
-    write into its own buffer again."""
+    """Shape and dtype of a frame, and how an observation becomes one. A frame is a copy, because the environment may
+    write into its own buffer again, and in C's order, because files keep arrays as they lie in memory."""
     if isinstance(space, spaces.Discrete):
         identity, start = np.eye(int(space.n), dtype=np.float32), int(space.start)
         return (int(space.n),), identity.dtype, lambda obs: identity[int(obs) - start].copy()
     if isinstance(space, spaces.Box) and space.dtype is not None:
         if len(space.shape) == 1:
-            return space.shape, np.dtype(np.float32), lambda obs: np.array(obs, np.float32)
+            return space.shape, np.dtype(np.float32), lambda obs: np.array(obs, np.float32, order="C")
         dtype = np.dtype(np.float32) if space.dtype == np.float64 else space.dtype
         if len(space.shape) == 2:
-            return (*space.shape, 1), dtype, lambda obs: np.array(obs, dtype)[..., None]
+            return (*space.shape, 1), dtype, lambda obs: np.array(obs, dtype, order="C")[..., None]
         if len(space.shape) == 3:
-            return space.shape, dtype, lambda obs: np.array(obs, dtype)
+            return space.shape, dtype, lambda obs: np.array(obs, dtype, order="C")
     raise UserError(
         f"The observation space of {env_id} is {space}; supported are Discrete, Box vectors (n,) and Box images "
         "(height, width) or (height, width, channels), so give it a gymnasium.ObservationWrapper."

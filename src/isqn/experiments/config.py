@@ -360,8 +360,7 @@ def docs() -> dict[str, str]:
 
 def begin(agent: Any) -> Config:
     """What an agent starts from."""
-    known = AGENTS[agent] if isinstance(agent, str) and agent in AGENTS else {}
-    return Config(**{"agent": agent, **known})
+    return Config(**{"agent": agent, **AGENTS.get(str(agent), {})})
 
 
 def others(agent: str) -> set[str]:

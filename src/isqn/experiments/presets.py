@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from isqn.experiments.config import AGENTS, Config, begin, nearest
+from isqn.experiments.config import AGENTS, Config, nearest
 from isqn.types import UserError
 
 
@@ -293,7 +293,7 @@ def preset_config(name: str, agent: str | None = None) -> Config:
             f"--preset {name} is for `isqn train {preset.agent}`{absent}; "
             f"the presets of `isqn train {wanted}` are {', '.join(presets_of(wanted))}."
         )
-    return begin(preset.agent).replace(**preset.fields)
+    return Config(agent=preset.agent, **preset.fields)
 
 
 def preset_for(env_id: str, agent: str = "dqn") -> str:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from isqn.networks.layers import sparse_uniform
-from isqn.networks.torsos import FOR_IMAGES, TORSOS, Style
+from isqn.networks.torsos import TORSOS, Style
 from isqn.types import Array, EnvSpec, Params, UserError
 
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ def torso_name(requested: str, spec: EnvSpec, large: str = "nature") -> str:
         return "minatar" if min(spec.frame_shape[:2]) < 32 else large
     if requested not in TORSOS:
         raise UserError(f"--torso {requested!r} is not known; choose one of auto, {', '.join(TORSOS)}.")
-    if requested in FOR_IMAGES and not spec.is_image:
+    if requested != "mlp" and not spec.is_image:
         raise UserError(
             f"--torso {requested} needs images, but {spec.id} observes vectors of shape {spec.frame_shape}; "
             "use --torso mlp."
@@ -63,17 +62,14 @@ def make_network(spec: EnvSpec, num_heads: int, config: Config) -> Network:
     def init(key: Array) -> tuple[Params, Params]:
         torso_key, head_key = jax.random.split(key)
         obs = jnp.zeros((1, *spec.obs_shape), spec.frame_dtype)
-        begin = partial(torso.init, torso_key, obs, False)
-        variables = jax.eval_shape(begin) if config.streams else begin()
+        variables = torso.init(torso_key, obs, False)
         features = jax.eval_shape(lambda v: torso.apply(v, obs, False), variables).shape[-1]
         # One matrix for all heads, so that the initial range counts the outputs of all of them, as the
         # authors' single last layer does: it shrinks as K grows.
         outputs = num_heads * spec.num_actions
+        params, kernel = variables.get("params", {}), kernel_init(head_key, (features, outputs))
         if config.streams:  # where the range does not depend on the outputs
-            shapes = (variables.get("params", {}), jax.ShapeDtypeStruct((features, outputs), jnp.float32))
-            params, kernel = sparse_uniform(key, shapes, config.initial_sparsity)
-        else:
-            params, kernel = variables.get("params", {}), kernel_init(head_key, (features, outputs))
+            params, kernel = sparse_uniform(key, (params, kernel), config.initial_sparsity)
         kernel = kernel.reshape(features, num_heads, spec.num_actions).transpose(1, 0, 2)
         heads = {"kernel": kernel, "bias": jnp.zeros((num_heads, spec.num_actions))}
         return {"torso": params, "heads": heads}, variables.get("batch_stats", {})

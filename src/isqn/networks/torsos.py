@@ -148,4 +148,3 @@ TORSOS: dict[str, Callable[[Style], nn.Module]] = {
     # Elsayed et al. 2024: larger strides, no padding
     "stream": lambda style: CNN(style, PatchConv, ((32, 8, 5), (64, 4, 3), (64, 3, 2)), 256),
 }
-FOR_IMAGES = ("minatar", "nature", "impala", "stream")

@@ -1,8 +1,7 @@
 """The compiled loop: environment, replay and learning in one program, several seeds at once.
 
-All seeds take their steps together, so whether an update or a refresh is due is the same for all of them
-and costs no branch; those of a stream take turns. Each seed has its own stream of keys: seed i of a batch is seed i
-alone.
+With a replay all seeds take their steps together, so whether an update or a refresh is due is the same for all of
+them and costs no branch; the seeds of a stream take turns. Each has its own keys: seed i of a batch is seed i alone.
 """
 
 from __future__ import annotations
@@ -144,7 +143,7 @@ def make_loop(config: Config, agent: Agent, env: NativeEnvironment, replay: Devi
         return (state._replace(agent=jax.vmap(agent.refresh)(state.agent)), totals), ended
 
     def run(
-        state: LoopState, first_step: Array, *, num_steps: int, learning: bool, whole_periods: bool = False
+        state: LoopState, first_step: Array, *, num_steps: int, learning: bool, whole_periods: bool
     ) -> tuple[LoopState, Ended, Any]:
         batch = env.spec.batch(config.sampled_batch_size)
         _, metrics = jax.eval_shape(jax.vmap(agent.update, in_axes=(0, None)), state.agent, batch)
@@ -162,7 +161,14 @@ def make_loop(config: Config, agent: Agent, env: NativeEnvironment, replay: Devi
         return state, jax.tree.map(lambda x: x[:, :, 0].T, ended), totals
 
     static = ("num_steps", "learning", "whole_periods")
-    return Loop(jit(jax.vmap(init)), jit(in_turn if agent.streams else run, static_argnames=static, donate_argnums=0))
+    program = jit(in_turn if agent.streams else run, static_argnames=static, donate_argnums=0)
+
+    def stretch(state: LoopState, first_step: int, *, num_steps: int, learning: bool) -> Any:
+        length = config.target_update_period
+        whole = learning and agent.refreshes and first_step % length == num_steps % length == 0
+        return program(state, first_step, num_steps=num_steps, learning=learning, whole_periods=whole)
+
+    return Loop(jit(jax.vmap(init)), stretch)
 
 
 @dataclass
@@ -238,13 +244,7 @@ def train(
             epoch = step // config.epoch_steps
             until, learning = _next_stop(config, step)
             began = time.monotonic()
-            state, ended, sums = loop.run(
-                state,
-                step,
-                num_steps=until - step,
-                learning=learning,
-                whole_periods=learning and has_whole_periods(config, agent, step, until),
-            )
+            state, ended, sums = loop.run(state, step, num_steps=until - step, learning=learning)
             jax.block_until_ready(ended)
             if learning and not estimated and (until - step) in compiled_lengths:
                 estimated = True
@@ -327,11 +327,6 @@ def _next_stop(config: Config, step: int) -> tuple[int, bool]:
     if step < begins:
         stops.append(begins)
     return min(stops), step >= begins
-
-
-def has_whole_periods(config: Config, agent: Agent, step: int, until: int) -> bool:
-    """Whether a stretch is one of whole target periods."""
-    return agent.refreshes and step % config.target_update_period == until % config.target_update_period == 0
 
 
 def _one(tree: Any, index: int, axis: int = 0) -> Any:

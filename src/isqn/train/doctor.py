@@ -36,8 +36,7 @@ def examine(config: Config) -> dict[str, Any]:
     except UserError as error:
         return found | {"problem": str(error)}
     agent = run.make_agent(config, env.spec)
-    small = config.replace(buffer_size=2_000, learning_starts=1_000)
-    times = timing.measure(config, agent, env, run.replay_factory(small, env.spec)())
+    times = timing.measure(config, agent, env, run.replay_factory(config, env.spec, rows=timing.ROWS)())
     env.close()
     part, share = times.bottleneck(config)
     rate = 1 / times.seconds_per_step(config)

@@ -73,7 +73,7 @@ def compile_agent(agent: Agent) -> Functions:
         return state.moments, frame
 
     def observe(state: Any, frame: np.ndarray) -> tuple[Any, np.ndarray]:
-        if not state.moments:
+        if not (state.moments and state.moments.observations):
             return state, frame
         moments, frame = count(state._replace(params=(), copies=(), optimizer=()), frame)
         return state._replace(moments=moments), np.asarray(frame)

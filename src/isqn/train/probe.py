@@ -12,14 +12,13 @@ import numpy as np
 
 from isqn import moments
 from isqn.analysis.probes import probe_features
-from isqn.compiler import jit
 from isqn.envs import toy
 from isqn.envs.adapter import make_environment
 from isqn.keys import host_generator
 from isqn.train import run
 from isqn.train.evaluate import load_agent_state
 from isqn.train.host import compile_agent
-from isqn.train.loop import play, with_held_out
+from isqn.train.loop import empty_totals, means, play, with_held_out
 
 COLUMNS = {
     "effective-rank": ("effective_rank",),
@@ -34,21 +33,20 @@ def probe_run(
 ) -> dict[str, Any]:
     """Rank and dormant units on `samples` states; churn and cosines over `updates` updates from the checkpoint on.
 
-    The updates start at a refresh, as the paper's target period does, and learn from the fresh games.
+    The updates start at a refresh, as the paper's target period does, and learn from the fresh games; another refresh
+    comes when it is due.
     """
     config = run.read_config(run_dir)
     env = make_environment(config.env_id, protocol=config.protocol)
     trained = run.make_agent(config, env.spec)
     state, step = load_agent_state(run_dir, trained, which)
     rows = samples + config.num_steps_return
-    # what was played is kept for the probes, two rows for a step at most
-    kept = {"analysis_samples": 2 * rows} if config.streams else {"buffer_size": 2 * rows, "learning_starts": rows}
-    config = config.replace(analysis=True, **kept)
+    config = config.replace(analysis=True)
     agent = run.make_agent(config, env.spec)
     call = compile_agent(agent)
     state = call.refresh(state._replace(probe=jax.tree.map(jnp.copy, state.params)))
 
-    replay, explored = run.replay_factory(config, env.spec)(), []
+    replay, explored = run.replay_factory(config, env.spec, rows=2 * rows)(), []  # for a step two at most
 
     def choose(step: int, episode: int) -> int:
         choice = call.act(state, replay.observation(), config.epsilon_end, step, episode)
@@ -67,19 +65,20 @@ def probe_run(
     looked_at = replay.sample(samples, host_generator(seed, "probe"))
     found: dict[str, float] = probe_features(agent.network, state, looked_at.obs)
     if {"target-churn", "gradient-cosine"} & set(metrics):
-        update, measurements = jit(agent.update, donate_argnums=0), []
-        starts = replay.valid_starts()
+        totals, starts = empty_totals(agent, config, env.spec), replay.valid_starts()
+        if agent.streams:  # traces of the games before end here
+            state = state._replace(optimizer=state.optimizer._replace(fade=jnp.float32(0)))
         for index in range(updates):
-            generator = host_generator(seed, "replay", index)
+            generator, place = host_generator(seed, "replay", index), index % len(starts)
             if agent.streams:  # in the order in which it was played, and again from the first step
-                step_taken = index % len(starts)
-                batch = replay.step_from(starts[step_taken], explored[step_taken])
-                batch = with_held_out(batch, replay.sample(config.held_out_size, generator))
+                batch = replay.step_from(starts[place], explored[place])
             else:
-                batch = replay.sample(config.sampled_batch_size, generator)
-            state, measured = update(state, batch)
-            measurements.append(jax.device_get(measured))
-        found |= {name: float(np.mean([row[name] for row in measurements])) for name in measurements[0]}
+                batch = replay.sample(config.batch_size, generator)
+            batch = with_held_out(batch, replay.sample(config.held_out_size, generator))
+            state, totals = call.update(state, totals, batch)
+            if (index + 1) * config.update_period % config.target_update_period == 0:
+                state = call.refresh(state)
+        found |= means(totals, updates)
     wanted = [column for metric in metrics for column in COLUMNS[metric]]
     return {"label": config.label, "step": step, **{name: found[name] for name in wanted}}
 

@@ -58,10 +58,11 @@ def compresses(config: Config, spec: EnvSpec) -> bool:
     return config.compress_replay == "yes"
 
 
-def replay_factory(config: Config, spec: EnvSpec) -> Callable[[], Replay]:
+def replay_factory(config: Config, spec: EnvSpec, rows: int | None = None) -> Callable[[], Replay]:
+    """As large as the run needs, or of so many rows."""
     return lambda: Replay(
         config.seen(spec),
-        config.replay_rows,
+        rows or config.replay_rows,
         compress=compresses(config, spec),
         num_steps_return=config.num_steps_return,
         discount=config.discount,
@@ -129,8 +130,10 @@ def require_possible(config: Config, spec: EnvSpec, *, compiled_loop: bool) -> N
         "Lower --num-bellman-iterations, --width-factor, --hidden-sizes or --num-seeds.",
     )
     memory = replay_memory(config, spec)
-    instead = "" if compiled_loop or memory.compressed else f", or set {flag('compress_replay')} yes"
-    require_memory(memory.total, f"The run needs {memory}", f"Lower {flag('buffer_size')}{instead}.")
+    rows = "analysis_samples" if config.streams else "buffer_size"
+    can_compress = not (config.streams or compiled_loop or memory.compressed)
+    instead = f", or set {flag('compress_replay')} yes" if can_compress else ""
+    require_memory(memory.total, f"The run needs {memory}", f"Lower {flag(rows)}{instead}.")
     if compiled_loop:
         _require_whole_updates(config)
 
@@ -252,29 +255,29 @@ def seconds_per_step(config: Config, seconds: float = 1.0) -> float:
     """Of all its seeds together, once it learns; measured here, after compiling."""
     if not uses_compiled_loop(config):
         env = make_environment(config.env_id, protocol=config.protocol)
-        small = config.replace(buffer_size=2_000, learning_starts=1_000)
-        made = replay_factory(small, env.spec)()
-        measured = timing.measure(config, make_agent(config, env.spec), env, made, seconds=seconds / 4)
+        replay = replay_factory(config, env.spec, rows=timing.ROWS)()
+        measured = timing.measure(config, make_agent(config, env.spec), env, replay, seconds=seconds / 4)
         env.close()
         return measured.seconds_per_step(config)
     native = make_native(config.env_id)
-    agent, replay = make_agent(config, native.spec), device_replay(config, native.spec)
-    loop, steps = compiled.make_loop(config, agent, native, replay), 100 * config.update_period
-    whole = compiled.has_whole_periods(config, agent, 0, steps)
+    agent, rows = make_agent(config, native.spec), device_replay(config, native.spec)
+    loop, steps = compiled.make_loop(config, agent, native, rows), 100 * config.update_period
     state = loop.init(jax.numpy.arange(config.seed, config.seed + config.num_seeds))
 
     def stretch() -> None:
         nonlocal state
-        state, ended, _ = loop.run(state, 0, num_steps=steps, learning=True, whole_periods=whole)
+        state, ended, _ = loop.run(state, 0, num_steps=steps, learning=True)
         jax.block_until_ready(ended)
 
     return timing.time_calls(stretch, seconds).median / steps
 
 
 def _memory_line(config: Config, spec: EnvSpec) -> str:
-    if config.streams:
-        return f"{agent_bytes(config, spec) / 1e6:.1f} MB for network, traces and moments; there is no replay."
-    return f"{replay_memory(config, spec)}."
+    memory = replay_memory(config, spec)
+    if not config.streams:
+        return f"{memory}."
+    kept = f"{memory} for the probes to look at" if config.analysis else "there is no replay"
+    return f"{agent_bytes(config, spec) / 1e6:.1f} MB for network, traces and moments; {kept}."
 
 
 def _shorter(config: Config) -> str:

@@ -17,6 +17,8 @@ from isqn.keys import host_generator
 from isqn.train.host import Functions, compile_agent
 from isqn.train.loop import empty_totals, play, with_held_out
 
+ROWS = 2_000  # of a replay that is only timed
+
 
 class Timing(NamedTuple):
     """Seconds of one call: the median, and the quartiles around it."""
@@ -88,9 +90,7 @@ def measure(
         next(steps)
 
     def sample() -> Any:
-        if not agent.streams:
-            return replay.sample(config.sampled_batch_size, rng)
-        batch = replay.latest(explored=False)
+        batch = replay.latest(explored=False) if agent.streams else replay.sample(config.batch_size, rng)
         return with_held_out(batch, replay.sample(config.held_out_size, rng)) if config.analysis else batch
 
     batch = sample()
