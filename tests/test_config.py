@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import pytest
 
 from isqn.experiments.config import (
-    MOST_SEED,
+    MOST_INTEGER,
     OWN,
     Config,
     begin,
@@ -112,9 +112,9 @@ def test_scales_are_above_0(name):
             {"meta_gradient": "adam", "acting_rule": "mean"},
             "--acting-rule is 'mean'; it must be uniform with --meta-gradient, which weighs the draw.",
         ),
-        ({"seed": MOST_SEED + 1}, "--seed is 2147483648; it must be at most 2147483647."),
+        ({"seed": MOST_INTEGER + 1}, "--seed is 2147483648; it must be at most 2147483647."),
         (
-            {"seed": MOST_SEED, "num_seeds": 2},
+            {"seed": MOST_INTEGER, "num_seeds": 2},
             "--seed is 2147483647; it must be at most 2147483646, with --num-seeds 2.",
         ),
         ({"scheme": "iterated-shard"}, "--scheme is 'iterated-shard'; did you mean iterated-shared?"),
@@ -174,7 +174,7 @@ UNUSUAL = Config(
     head_weights=(0.1, 2.0),
     discount=1 / 3,
     experiment='a "quoted" \\ name\nof two lines, é and 🧊',
-    seed=MOST_SEED,
+    seed=MOST_INTEGER,
 )
 
 
@@ -231,8 +231,12 @@ def file(tmp_path: Path, text: str) -> Path:
         ("hidden_sizes = [8, 'x']", ": --hidden-sizes is [8, 'x']; it must be a list of type int."),
         ("hidden_sizes = {a = 1}", ": --hidden-sizes is {'a': 1}; it must be a list of type int."),
         ("discount = 2", ": --discount is 2.0; it must be between 0 and 1."),
-        ("learning_rate = nan", ": --learning-rate is nan; it must be a finite number."),
-        ("buffer_size = 2147483648", ": --buffer-size is 2147483648; it must fit into 32 bits, as the index of a row"),
+        ("learning_rate = nan", ": --learning-rate is nan; it must be a finite number of 32 bits."),
+        ("learning_rate = 1e39", ": --learning-rate is 1e+39; it must be a finite number of 32 bits."),
+        ("max_episode_steps = 3000000000", ": --max-episode-steps is 3000000000; it must be at most 2147483647."),
+        ("analysis_samples = 100001", ": --analysis-samples is 100001; it must be at most 100000."),
+        ("num_bellman_iterations = 1001", ": --num-bellman-iterations is 1001; it must be at most 1000."),
+        ("buffer_size = 2147483648", ": --buffer-size is 2147483648; it must be at most 2147483647."),
         ("", "is empty; give the config.toml of a run."),
         ("# nothing", "is empty; give the config.toml of a run."),
         ("batch_size = ", "is not valid TOML: Invalid value (at end of document)."),

@@ -151,7 +151,7 @@ def test_learning_takes_at_least_one_step(model, steps):
 def test_a_loaded_model_does_not_learn_without_its_replay(saved):
     loaded = isqn.Model.load(saved)
     for _ in range(2):
-        with pytest.raises(UserError, match="A loaded model has no replay to go on with; resume its run"):
+        with pytest.raises(UserError, match=r"A loaded model does not learn on: .* `isqn resume`"):
             loaded.learn(100)
 
 
@@ -370,3 +370,20 @@ def test_a_model_of_an_earlier_release_loads_and_acts_as_it_did():
     played = [[e.seed, e.episodic_return, e.length] for e in isqn.evaluate(model, episodes=3, epsilon=0.0)]
     assert played == recorded["episodes"]
     assert sum(path.stat().st_size for path in STORED.rglob("*") if path.is_file()) < 20_000
+
+
+def test_an_environment_that_does_not_fit_a_model_is_refused(tmp_path):
+    model = isqn.Model("dqn", env="CartPole-v1")
+    model.save(tmp_path / "model")
+    other = gym.make("Acrobot-v1")
+    sentence = r"made for CartPole-v1, with observations \(4,\) and 2 actions; Acrobot-v1 has \(6,\) and 3"
+    with pytest.raises(UserError, match=sentence):
+        isqn.Model.load(tmp_path / "model", env=other)
+    with pytest.raises(UserError, match=sentence):
+        isqn.evaluate(model, other, episodes=1)
+
+
+@pytest.mark.parametrize("obs", ["hello", [0.0, 0.0, np.nan, 0.0], [None] * 4], ids=str)
+def test_an_observation_is_made_of_numbers(obs):
+    with pytest.raises(UserError, match="The observation holds something else than finite numbers"):
+        isqn.Model("dqn", env="CartPole-v1").predict(obs)

@@ -150,6 +150,26 @@ def test_bfloat16_computes_in_bfloat16_and_keeps_parameters_and_values_in_float3
 
 def test_the_torso_is_chosen_by_the_observation_and_refused_in_a_sentence():
     assert [torso_name("auto", spec) for spec in (ATARI, MINATAR, VECTOR)] == ["nature", "minatar", "mlp"]
+    assert [torso_name("auto", spec, streams=True) for spec in (ATARI, MINATAR, VECTOR)] == ["stream", "minatar", "mlp"]
+
+
+def image(height: int, width: int) -> EnvSpec:
+    return EnvSpec("Image-v0", "gymnasium", (height, width, 3), "uint8", 2)
+
+
+@pytest.mark.parametrize("agent", ["dqn", "stream-q"])
+@pytest.mark.parametrize("size", [(3, 4), (31, 60), (32, 32), (37, 53), (52, 52), (53, 53)], ids=str)
+def test_every_image_of_some_pixels_has_a_torso(agent, size):
+    network = make_network(image(*size), 2, begin(agent))
+    params, statistics = jax.eval_shape(network.init, jax.random.key(0))
+    obs = jax.ShapeDtypeStruct((1, *size, 3), "uint8")
+    assert jax.eval_shape(network.apply, params, statistics, obs)[0].shape == (1, 2, 2)
+
+
+@pytest.mark.parametrize(("torso", "size", "least"), [("stream", (84, 52), 53), ("minatar", (2, 9), 3)])
+def test_an_image_that_is_too_small_is_refused(torso, size, least):
+    with pytest.raises(UserError, match=f"--torso {torso} needs images of at least {least} pixels a side, but Image"):
+        torso_name(torso, image(*size))
     with pytest.raises(
         UserError, match=r"--torso nature needs images, but CartPole-v1 observes vectors of shape \(4,\)"
     ):
@@ -193,9 +213,10 @@ def test_patches_are_a_convolution(kernel, stride):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-3), ours, theirs)
 
 
-@pytest.mark.parametrize(("shape", "zeros"), [((100, 7), 90), ((3, 3, 4, 16), 33), ((4, 5), 4), ((1024, 3), 922)])
+@pytest.mark.parametrize(("shape", "zeros"), [((100, 7), 90), ((3, 3, 4, 16), 33), ((4, 5), 3), ((1024, 3), 922)])
 def test_exactly_the_share_of_the_weights_of_each_unit_begins_at_zero(shape, zeros):
-    """ceil(0.9 x fan in): 90, 33 of 36, 4 of 4, 922 of 1,024; the others are uniform below 1 / sqrt(fan in)."""
+    """ceil(0.9 x fan in): 90, 33 of 36, 922 of 1,024; 3 of 4, because one is left. They are uniform below
+    1 / sqrt(fan in)."""
     shapes = {"kernel": jax.ShapeDtypeStruct(shape, jnp.float32), "bias": jax.ShapeDtypeStruct(shape[-1:], jnp.float32)}
     drawn = sparse_uniform(jax.random.key(0), shapes, 0.9)
     assert not drawn["bias"].any()
@@ -203,9 +224,8 @@ def test_exactly_the_share_of_the_weights_of_each_unit_begins_at_zero(shape, zer
     assert ((weights == 0).sum(axis=0) == zeros).all()
     bound = 1 / np.sqrt(len(weights))
     assert np.abs(weights).max() <= bound
-    if zeros < len(weights):
-        places = {tuple(np.flatnonzero(column)) for column in weights.T}
-        assert len(places) > 1  # drawn for each unit on its own
+    places = {tuple(np.flatnonzero(column)) for column in weights.T}
+    assert len(places) > 1  # drawn for each unit on its own
     if len(weights) == 100:
         assert np.abs(weights).max() > 0.8 * bound
 

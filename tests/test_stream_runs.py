@@ -285,9 +285,24 @@ def test_bad_words_are_answered(capsys):
         ("train stream-q --preset minatar", "--preset minatar is for `isqn train dqn`; the presets of"),
         ("train dqn --preset atari-stream", "--preset atari-stream is for `isqn train stream-q`; the presets of"),
         ("train stream-q --torso nature", "--torso nature needs images"),
+        ("train stream-q --train-frequency 4", "has no flag --train-frequency; it is for `isqn train dqn`."),
+        ("train stream-q --normalise-rewards false", "takes no value; its opposite is --no-normalise-rewards."),
+        ("train stream-q --no-layer-norm=True", "--no-layer-norm takes no value; its opposite is --layer-norm."),
+        ("train stream-q --obgd", "--obgd needs a value: per-head, joint."),
+        ("train stream-q --preset nosuch", "choose one of atari-stream, atari-stream-smoke, minatar-stream"),
+        ("train stream-q --preset atari-stream --env-id isqn/Chain-v0", "and choose a --preset that does."),
     ):
         assert main(words.split()) != 0
         assert sentence in capsys.readouterr().err, words
+
+
+def test_the_difference_of_two_agents_is_what_each_has(capsys):
+    assert main(["train", "stream-q", "--env-id", "ALE/Pong-v5", "--show-diff", "atari-cnn"]) == 0
+    rows = {line.split()[0]: line.split()[1:] for line in capsys.readouterr().out.splitlines()[1:]}
+    assert rows["trace_decay"] == ["0.8"]  # only this run has it
+    assert rows["batch_size"] == ["32"]  # only the preset
+    assert rows["target_update_period"] == ["8000", "10"]
+    assert not {"agent_samples", "loop"} & set(rows)
 
 
 def test_a_file_says_its_agent(tmp_path, capsys):

@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 import tyro
 
 from isqn import __version__
-from isqn.experiments.config import AGENTS, MOST_SEED, OWN, Config, flag, nearest, others, read_toml, slug
+from isqn.experiments.config import AGENTS, MOST_INTEGER, Config, begin, nearest, others, read_toml, slug
 from isqn.experiments.presets import PRESETS, preset_config, preset_for
 from isqn.experiments.study import import_for
 from isqn.experiments.worker import INTERRUPTED, SEEDS_PER_JOB
@@ -46,7 +46,8 @@ class UsageError(UserError):
 class Train:
     """Train a run, or several seeds of it in one program.
 
-    Defaults are those of the preset; `isqn train dqn --env-id ID --help` shows those of an environment.
+    `isqn train dqn` learns with a replay, `isqn train stream-q` without one. Defaults
+    are those of the preset; with --env-id ID, --help shows those of an environment.
     """
 
     config: tyro.conf.OmitArgPrefixes[Config] = field(default_factory=Config)
@@ -73,7 +74,12 @@ def train(argv: list[str]) -> int:
             raise UsageError(f"`isqn train {agent}` is not known; {loss or nearest(agent, AGENTS)}")
     base, source = _base_config(argv, agent)
     default = _with_own_settings(base)
-    elsewhere = {flag(name): f"it is for `isqn train {other}`." for other, names in OWN.items() for name in names}
+    elsewhere = {
+        name: f"it is for `isqn train {other}`."
+        for other in AGENTS
+        if other != base.agent
+        for name in _options(type(_with_own_settings(begin(other))))
+    }
     args = _parse(type(default), argv, f"isqn train {base.agent}", default, elsewhere)
     config = Config(**asdict(args.config))
     if args.show_diff:
@@ -97,16 +103,22 @@ def _with_own_settings(base: Config) -> Train:
     hints = get_type_hints(Config, include_extras=True)
     hidden = {name: Annotated[hints[name], SUPPRESSED] for name in others(base.agent)}
     kind: Any = dataclass(frozen=True)(type("Config", (Config,), {"__annotations__": hidden}))
-    doc = (inspect.getdoc(Train) or "").replace("train dqn", f"train {base.agent}")
-    own = {"__doc__": doc, "__annotations__": {"config": Annotated[kind, *OMIT_PREFIX]}}
+    own = {"__doc__": inspect.getdoc(Train), "__annotations__": {"config": Annotated[kind, *OMIT_PREFIX]}}
     train: Any = dataclass(frozen=True)(type("Train", (Train,), own))
     return train(config=kind(**asdict(base)))  # type: ignore[no-any-return]
 
 
 def _show_diff(config: Config, preset: str) -> int:
-    """Settings of a run beside those of a preset, where they differ."""
-    theirs = asdict(preset_config(preset))
-    rows = [(name, str(theirs[name]), str(value)) for name, value in asdict(config).items() if value != theirs[name]]
+    """Settings of a run beside those of a preset, where they differ, or only one of two agents has them."""
+    theirs, mine = (
+        {name: str(value) for name, value in asdict(one).items() if name not in others(one.agent)}
+        for one in (preset_config(preset), config)
+    )
+    rows = [
+        (name, theirs.get(name, ""), mine.get(name, ""))
+        for name in asdict(config)
+        if theirs.get(name) != mine.get(name)
+    ]
     if rows:
         print(*_table((), [("setting", preset, "this run"), *rows]), sep="\n")
     else:
@@ -251,7 +263,7 @@ def evaluate(argv: list[str]) -> int:
         return 0
     for e in played:
         print(f"return {e.episodic_return:10.2f}   length {e.length:6d}   seed {e.seed}")
-    mean = f"{returns.mean():.2f} ± {returns.std():.2f} over {len(played)} games"
+    mean = f"{returns.mean():.2f} ± {returns.std():.2f} over {len(played)} game{'s' if len(played) > 1 else ''}"
     print(f"{config.label} on {env.spec.id} at step {step:,}: {mean}")
     if video:
         print(video)
@@ -505,6 +517,7 @@ def cost(argv: list[str]) -> int:
     print(f"\r{spec.id}, {spec.num_actions} actions, preset {args.preset}")
     shown = [part for part in (*COST_PARTS, "total") if rows[0][f"{part}_bytes"]]
     names = {"optimizer": "traces", "replay": "last step"} if config.streams else {}
+    decimals = 1 if rows[0]["total_bytes"] > 1e6 else 3
     lines = _table(
         ("scheme", "parameters", "copied", "MFLOP/update", *(f"{names.get(part, part)} MB" for part in shown)),
         [
@@ -513,7 +526,7 @@ def cost(argv: list[str]) -> int:
                 f"{row['parameters']:,}",
                 f"{row['copied_parameters']:,}",
                 f"{row['flops_per_update'] / 1e6:,.1f}",
-                *(f"{row[f'{part}_bytes'] / 1e6:,.1f}" for part in shown),
+                *(f"{row[f'{part}_bytes'] / 1e6:,.{decimals}f}" for part in shown),
             )
             for row in rows
         ],
@@ -664,11 +677,15 @@ def _parse(kind: Any, argv: list[str], prog: str, default: Any = None, elsewhere
         following = itertools.takewhile(lambda other: not other.startswith("--"), argv[place + 1 :])
         given[name] = [value] if equals else [*following][: None if many else 1]
         if options[name] is bool:
+            if equals or (given[name] and given[name][0].lower() in ("true", "false", "yes", "no", "0", "1")):
+                other = f"--{name.removeprefix('--no-')}" if name.startswith("--no-") else f"--no-{name[2:]}"
+                raise UsageError(f"{name} takes no value; its opposite is {other}.")
             continue
         if "" in given[name]:
             raise UsageError(f"{name} {EMPTY}")
         if not given[name] and name not in MAY_BE_EMPTY:
-            raise UsageError(f"{name} needs a value.")
+            choices = get_args(options[name]) if get_origin(options[name]) is Literal else ()
+            raise UsageError(f"{name} needs a value{': ' * bool(choices)}{', '.join(choices)}.")
     if "" in argv:
         raise UsageError(f"An argument of `{prog}` {EMPTY}")
     extra = {} if default is None else {"default": default}
@@ -750,8 +767,8 @@ def _require_choice(what: str, value: str, choices: tuple[str, ...]) -> None:
 
 
 def _require_seed(seed: int) -> None:
-    if not 0 <= seed <= MOST_SEED:
-        raise UserError(f"--seed is {seed}; it must be between 0 and {MOST_SEED}.")
+    if not 0 <= seed <= MOST_INTEGER:
+        raise UserError(f"--seed is {seed}; it must be between 0 and {MOST_INTEGER}.")
 
 
 @contextmanager

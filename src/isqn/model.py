@@ -93,7 +93,8 @@ class Model:
         if self._run_dir is None:
             if self.num_timesteps:
                 raise UserError(
-                    "A loaded model has no replay to go on with; resume its run with `isqn resume` instead."
+                    "A loaded model does not learn on: its steps, results and replay stay in the folder of its run. "
+                    "Give `learn` a run_dir, and go on there with `isqn resume`."
                 )
             config = self.config.replace(total_timesteps=int(more), epoch_steps=int(min(more, self.config.epoch_steps)))
         else:
@@ -129,6 +130,8 @@ class Model:
         obs, shape = np.asarray(obs), self.spec.obs_shape
         if self.spec.first_state is not None and np.issubdtype(obs.dtype, np.integer):
             obs = self._one_hot(obs - self.spec.first_state)
+        if obs.dtype.kind not in "biuf" or not np.isfinite(obs).all():
+            raise UserError(f"The observation holds something else than finite numbers: {obs.tolist()!r:.60}.")
         obs = obs.astype(self.spec.frame_dtype)
         accepted = (shape, shape[:-1]) if self.spec.is_image and shape[-1] == 1 else (shape,)
         single = obs.shape in accepted
@@ -178,6 +181,8 @@ class Model:
         except DamagedFile as error:
             raise UserError(f"{folder} cannot be loaded: {error}") from None
         spec = EnvSpec(**{**manifest["spec"], "frame_shape": tuple(manifest["spec"]["frame_shape"])})
+        if model._env:
+            _require_same_shapes(spec, model._env.spec)
         model._begin(config, spec)
         tree = checkpoint.unflatten({"agent": jax.eval_shape(model._agent.init, 0)}, arrays, folder)
         model.state, model.num_timesteps = jax.tree.map(jnp.asarray, tree["agent"]), manifest["step"]
@@ -185,6 +190,14 @@ class Model:
 
     def __repr__(self) -> str:
         return f"Model({self.config.label!r}, {json.dumps(self.spec.id)}, {self.num_timesteps:,} steps)"
+
+
+def _require_same_shapes(learned: EnvSpec, other: EnvSpec) -> None:
+    if (learned.obs_shape, learned.num_actions) != (other.obs_shape, other.num_actions):
+        raise UserError(
+            f"The model was made for {learned.id}, with observations {learned.obs_shape} and {learned.num_actions} "
+            f"actions; {other.id} has {other.obs_shape} and {other.num_actions}."
+        )
 
 
 def evaluate(
@@ -200,6 +213,7 @@ def evaluate(
         raise UserError(f"episodes is {episodes}; it must be at least 1.")
     given: Environment | None = model._env if env is None else None
     made = given or make_environment(env or model.config.env_id, protocol=model.config.protocol)
+    _require_same_shapes(model.spec, made.spec)
     played = play(
         model._agent,
         model.state,

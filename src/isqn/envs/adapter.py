@@ -139,7 +139,7 @@ def require_protocol(protocol: str, name: str, env_id: str) -> None:
     if protocol not in ("auto", name):
         raise UserError(
             f"--protocol {protocol!r} is for ALE/* games; {env_id} is played by the protocol {name!r}, "
-            "so leave --protocol at 'auto'."
+            "so leave --protocol at 'auto', and choose a --preset that does."
         )
 
 

@@ -27,7 +27,8 @@ def _also(*names: str) -> Any:
     return tyro.conf.arg(aliases=[f"--{name}" for name in names])
 
 
-MOST_SEED = 2**31 - 1  # keys and tables hold seeds as 32-bit integers
+MOST_INTEGER = 2**31 - 1  # keys, steps and rows are 32-bit integers on a device
+MOST_FLOAT = 3.4e38  # and numbers are float32
 
 # What each agent starts from: the paper's settings, where they do not depend on the environment. For an agent that
 # learns from a stream, what belongs to a replay is fixed.
@@ -67,6 +68,7 @@ _AT_LEAST_ONE = (
     *("update_period", "target_update_period", "target_sync_period", "buffer_size"),
     *("epoch_steps", "log_period_steps", "analysis_samples"),
 )
+_AT_MOST = {"num_bellman_iterations": 1_000, "analysis_samples": 100_000}  # beyond, a program takes hours to begin
 _AT_LEAST_ZERO = (
     *("seed", "learning_starts", "learning_rate", "adam_epsilon", "epsilon_decay_steps", "checkpoint_minutes"),
     *("meta_learning_rate", "conservative_weight", "head_weight_discount"),
@@ -83,7 +85,7 @@ class Config:
     env_id: str = "isqn/Chain-v0"
     """A Gymnasium id, `module:Env-v0`, ALE/Game-v5 or MinAtar/Game-v1 (`isqn list envs`)."""
     protocol: str = "auto"
-    """How Atari is played: machado2018 (the paper), streaming or reference. auto: machado2018 for Atari."""
+    """How Atari is played: machado2018 (the paper's DQN), streaming (its Stream Q) or reference. auto: machado2018."""
     scheme: Literal[tuple(SCHEMES)] = "iterated-shared"  # type: ignore[valid-type]
     """Which heads learn from which (`isqn list schemes`)."""
     num_bellman_iterations: Annotated[int, _also("k")] = 1
@@ -91,7 +93,7 @@ class Config:
     loss: Literal[tuple(LOSSES)] = "dqn"  # type: ignore[valid-type]
     """The temporal-difference loss of each pair."""
     seed: int = 0
-    """Of everything: network, acting, replay and environment each draw from their own stream of it."""
+    """Of everything: network, acting, sampling and environment each draw from it on their own."""
     num_seeds: int = 1
     """Seeds seed, seed + 1, ... trained in one compiled program."""
     total_timesteps: int = 50_000
@@ -117,13 +119,13 @@ class Config:
     update_period: Annotated[int, _also("train-frequency")] = 1
     """G: agent steps between updates."""
     target_update_period: Annotated[int, _also("target-network-frequency")] = 200
-    """T: agent steps between refreshes of the targets; a multiple of G."""
+    """T: agent steps between refreshes of the targets; a multiple of G, the agent steps between updates."""
     target_step_size: Annotated[float, _also("tau")] = 1.0
     """How far a refresh moves: 1 is a copy, less is a moving average."""
     target_sync_period: int = 30
     """D of iterated-target-based: agent steps between updates of the later links of its chain."""
     learning_rate: float = 1e-3
-    """Of Adam; for stream-q of ObGD, before its bound."""
+    """Of Adam, or in a stream of ObGD, before its bound."""
     adam_epsilon: float = 1e-8
     """Of Adam."""
 
@@ -163,7 +165,7 @@ class Config:
     layer_norm_axes: Literal["channels", "all"] = "channels"
     """Over the channels, as the authors' slimStreamQ, or over all of a sample, as the code of Stream Q."""
     initial_sparsity: float = 0.0
-    """Share of the weights of each unit that begin at zero."""
+    """Share of the weights of each unit that begin at zero, rounded up; one of them is always left."""
     width_factor: float = 1.0
     """Scales the last hidden layer (paper, D.3)."""
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
@@ -193,9 +195,9 @@ class Config:
 
     # -- running ---------------------------------------------------------------------------------------------
     loop: Literal["auto", "host", "compiled"] = "auto"
-    """compiled: environment, replay and learning in one program, if the environment is written in JAX."""
+    """compiled: environment and learning in one program, if the environment is written in JAX; auto: then."""
     epoch_steps: int = 5_000
-    """An epoch ends at the first episode end after this many steps; its score is the mean return of its episodes."""
+    """An epoch ends after this many steps, in the host loop with the episode; its score is its mean return."""
     log_period_steps: int = 1_000
     """Agent steps between rows of metrics.csv."""
     checkpoint_minutes: float = 10.0
@@ -203,7 +205,7 @@ class Config:
     analysis: bool = False
     """Record the paper's probes during training."""
     analysis_samples: int = 2_048
-    """Replay states that the probes look at."""
+    """States that the probes look at."""
     track: Literal["none", "tensorboard", "wandb", "trackio"] = "none"
     """Also report to this tracker; if it fails the run goes on."""
     experiment: str = "default"
@@ -216,10 +218,11 @@ class Config:
             self._require(name, getattr(self, name) >= 1, "must be at least 1")
         for name in _AT_LEAST_ZERO:
             self._require(name, getattr(self, name) >= 0, "must be at least 0")
-        most = MOST_SEED - self.num_seeds + 1
+        most = MOST_INTEGER - self.num_seeds + 1
         several = f", with --num-seeds {self.num_seeds}" if self.num_seeds > 1 else ""
         self._require("seed", self.seed <= most, f"must be at most {most}{several}")
-        self._require("buffer_size", self.buffer_size < 2**31, "must fit into 32 bits, as the index of a row does")
+        for name, limit in _AT_MOST.items():
+            self._require(name, getattr(self, name) <= limit, f"must be at most {limit}")
         for name in ("discount", "epsilon_start", "epsilon_end", "trace_decay", "initial_sparsity"):
             self._require(name, 0 <= getattr(self, name) <= 1, "must be between 0 and 1")
         for name in ("mellowmax_temperature", "munchausen_temperature", "width_factor", "obgd_kappa"):
@@ -419,7 +422,8 @@ def from_mapping(values: dict[str, Any], where: str, base: Config | None = None)
     known = {f.name for f in dataclasses.fields(Config)}
     for name in values:
         if name not in known:
-            hint = nearest_setting(name, known, "the fields are those of `isqn train --help`.")
+            fields = f"the fields are those of `isqn train {values.get('agent', 'dqn')} --help`."
+            hint = nearest_setting(name, known, fields)
             raise UserError(f"{where} sets {name!r}, which is not a field of a run; {hint}")
     try:
         return dataclasses.replace(base or begin(values.get("agent", "dqn")), **values)
@@ -481,10 +485,11 @@ def _check_types(config: Config) -> None:
                 continue
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise UserError(f"{flag(name)} is {value!r}; it must be a number.")
-            value = math.inf if abs(value) > 1e308 else value  # an integer that no float can hold
             never = value == math.inf and name == "checkpoint_minutes"  # not before an epoch ends
-            if not (math.isfinite(value) or never):
-                raise UserError(f"{flag(name)} is {value}; it must be a finite number.")
+            if not (abs(value) <= MOST_FLOAT or never):
+                raise UserError(f"{flag(name)} is {value}; it must be a finite number of 32 bits.")
             object.__setattr__(config, name, float(value))
         elif kind in (int, bool, str) and type(value) is not kind:
             raise UserError(f"{flag(name)} is {value!r}; it must be of type {kind.__name__}.")
+        elif kind is int and value > MOST_INTEGER and name != "seed":  # which has a limit of its own
+            raise UserError(f"{flag(name)} is {value}; it must be at most {MOST_INTEGER}.")

@@ -284,7 +284,7 @@ def presets_of(agent: str) -> tuple[str, ...]:
 def preset_config(name: str, agent: str | None = None) -> Config:
     """The settings of a run of `isqn train AGENT`; of any agent if none is named."""
     if name not in PRESETS:
-        raise UserError(f"The preset {name!r} is not known; {nearest(name, PRESETS)}")
+        raise UserError(f"The preset {name!r} is not known; {nearest(name, presets_of(agent) if agent else PRESETS)}")
     preset = PRESETS[name]
     if preset.agent not in AGENTS or agent not in (None, preset.agent):
         wanted = agent or "dqn"

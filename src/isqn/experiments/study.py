@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, get_origin, get_type_hints
 
 from isqn.experiments.config import (
     AGENTS,
-    MOST_SEED,
+    MOST_INTEGER,
     Config,
     from_mapping,
     load_toml,
@@ -94,10 +94,10 @@ class Study:
         for name in ("seeds", "tasks", "methods"):
             if not getattr(self, name):
                 raise UserError(f"{where}: {name} is empty; give at least one.")
-        seeds = {seed for seed in self.seeds if type(seed) is int and 0 <= seed <= MOST_SEED}
+        seeds = {seed for seed in self.seeds if type(seed) is int and 0 <= seed <= MOST_INTEGER}
         if len(seeds) < len(self.seeds):
             raise UserError(
-                f"{where}: seeds is {list(self.seeds)}; they must be different whole numbers from 0 to {MOST_SEED}."
+                f"{where}: seeds is {list(self.seeds)}; they must be different whole numbers from 0 to {MOST_INTEGER}."
             )
         self._check_settings(self.settings, f"{where}: settings")
         for task in self.tasks:

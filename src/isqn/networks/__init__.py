@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from isqn.networks.layers import sparse_uniform
-from isqn.networks.torsos import TORSOS, Style
+from isqn.networks.torsos import SHORTEST_SIDE, TORSOS, Style
 from isqn.types import Array, EnvSpec, Params, UserError
 
 if TYPE_CHECKING:
@@ -29,18 +29,26 @@ class Network(NamedTuple):
     look: Callable[[Params, Params, Array], tuple[list[Array], Array]]  # the output of every ReLU, the shared features
 
 
-def torso_name(requested: str, spec: EnvSpec, large: str = "nature") -> str:
-    """ "auto" looks at the observation: a vector, a small image, a `large` one."""
+def torso_name(requested: str, spec: EnvSpec, streams: bool = False) -> str:
+    """ "auto" looks at the observation: a vector, a small image, a large one."""
+    side = min(spec.frame_shape[:2])
     if requested == "auto":
         if not spec.is_image:
             return "mlp"
-        return "minatar" if min(spec.frame_shape[:2]) < 32 else large
+        if side < 32:
+            return "minatar"
+        return "stream" if streams and side >= SHORTEST_SIDE["stream"] else "nature"
     if requested not in TORSOS:
         raise UserError(f"--torso {requested!r} is not known; choose one of auto, {', '.join(TORSOS)}.")
-    if requested != "mlp" and not spec.is_image:
+    if requested in SHORTEST_SIDE and not spec.is_image:
         raise UserError(
             f"--torso {requested} needs images, but {spec.id} observes vectors of shape {spec.frame_shape}; "
             "use --torso mlp."
+        )
+    if side < SHORTEST_SIDE.get(requested, 1):
+        raise UserError(
+            f"--torso {requested} needs images of at least {SHORTEST_SIDE[requested]} pixels a side, but {spec.id} "
+            f"observes {spec.frame_shape}; use --torso auto."
         )
     return requested
 
@@ -55,7 +63,7 @@ def make_network(spec: EnvSpec, num_heads: int, config: Config) -> Network:
         stream=config.streams,
         layer_norm_axes=config.layer_norm_axes,
     )
-    name = torso_name(config.torso, spec, "stream" if config.streams else "nature")
+    name = torso_name(config.torso, spec, config.streams)
     torso = TORSOS[name](style)
     kernel_init = jax.nn.initializers.lecun_normal() if name == "mlp" else jax.nn.initializers.xavier_uniform()
 

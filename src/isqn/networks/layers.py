@@ -35,7 +35,8 @@ def plain_layer_norm(x: Array, axes: str) -> Array:
 
 def sparse_uniform(key: Array, shapes: Any, sparsity: float) -> Any:
     """Elsayed et al. 2024: of the weights of each output unit exactly that share, rounded up, begins at zero, and the
-    others are uniform up to 1 / sqrt(fan in); biases are zero.
+    others are uniform up to 1 / sqrt(fan in); biases are zero. One weight of a unit is always left, or a layer of few
+    inputs would begin blind.
 
     For a whole tree, from one draw: each draw of its own would take XLA seconds to compile, and 20 MB.
     """
@@ -48,7 +49,8 @@ def sparse_uniform(key: Array, shapes: Any, sparsity: float) -> Any:
         fan_in = math.prod(shape[:-1])
         weights, places = next(draws).reshape(2, fan_in, shape[-1])
         order = jnp.argsort(places, axis=0)  # a permutation for each unit
-        return jnp.where(order < math.ceil(sparsity * fan_in), 0, weights / math.sqrt(fan_in)).reshape(shape)
+        zeros = min(math.ceil(sparsity * fan_in), fan_in - 1)
+        return jnp.where(order < zeros, 0, weights / math.sqrt(fan_in)).reshape(shape)
 
     return jax.tree.unflatten(structure, [drawn(x.shape) if x.ndim > 1 else jnp.zeros(x.shape) for x in leaves])
 

@@ -148,3 +148,5 @@ TORSOS: dict[str, Callable[[Style], nn.Module]] = {
     # Elsayed et al. 2024: larger strides, no padding
     "stream": lambda style: CNN(style, PatchConv, ((32, 8, 5), (64, 4, 3), (64, 3, 2)), 256),
 }
+# Those for images, and the shortest side that leaves them a pixel: without padding, a convolution needs its kernel.
+SHORTEST_SIDE = {"minatar": 3, "nature": 1, "impala": 1, "stream": 53}

@@ -277,7 +277,7 @@ def _memory_line(config: Config, spec: EnvSpec) -> str:
     if not config.streams:
         return f"{memory}."
     kept = f"{memory} for the probes to look at" if config.analysis else "there is no replay"
-    return f"{agent_bytes(config, spec) / 1e6:.1f} MB for network, traces and moments; {kept}."
+    return f"{agent_bytes(config, spec) / 1e6:.3g} MB for network, traces and moments; {kept}."
 
 
 def _shorter(config: Config) -> str:
