@@ -263,7 +263,7 @@ def evaluate(argv: list[str]) -> int:
         return 0
     for e in played:
         print(f"return {e.episodic_return:10.2f}   length {e.length:6d}   seed {e.seed}")
-    mean = f"{returns.mean():.2f} ± {returns.std():.2f} over {len(played)} game{'s' if len(played) > 1 else ''}"
+    mean = f"{returns.mean():.2f} ± {returns.std():.2f} over {_number(len(played), 'game', 'games')}"
     print(f"{config.label} on {env.spec.id} at step {step:,}: {mean}")
     if video:
         print(video)
@@ -629,8 +629,8 @@ def _listing(what: str) -> list[dict[str, str]]:
             {
                 "name": name,
                 "label": make(3).label("DQN"),
-                "heads": f"{make(3).num_heads} heads",
-                "copies": f"{make(3).num_copies} copies",
+                "heads": _number(make(3).num_heads, "head", "heads"),
+                "copies": _number(make(3).num_copies, "copy", "copies"),
             }
             for name, make in SCHEMES.items()
         ]
@@ -638,6 +638,10 @@ def _listing(what: str) -> list[dict[str, str]]:
         {"name": name, "label": label, "description": (loss.__doc__ or "").split("\n")[0]}
         for name, (label, loss) in LOSSES.items()
     ]
+
+
+def _number(count: int, one: str, many: str) -> str:
+    return f"{count} {one if count == 1 else many}"
 
 
 def _later(agent: str) -> str:

@@ -128,7 +128,8 @@ def load_agent_state(run_dir: Path, agent: Agent, which: str = "last") -> tuple[
         arrays = {name: array for name, array in arrays.items() if name.startswith("agent.")}
         tree = checkpoint.unflatten(template, arrays, folder)
         return jax.tree.map(jnp.asarray, tree["agent"]), step
-    raise UserError(f"{run_dir} has no {which} checkpoint that can be read.")
+    best = "; that of its best epoch may be: --which best" if which == "last" and any(run_dir.glob("best-*")) else ""
+    raise UserError(f"{run_dir} has no {which} checkpoint that can be read{best}.")
 
 
 def _saved(run_dir: Path, which: str) -> Any:
