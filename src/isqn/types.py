@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
 Array = jax.Array
 Params = dict[str, Any]
@@ -57,11 +58,14 @@ class EnvSpec:
     protocol: str  # how it is played, by name and version; results of two protocols are never pooled
     frame_shape: tuple[int, ...]  # one observation as the environment returns it
     frame_dtype: str  # a numpy dtype's name
-    num_actions: int
+    num_actions: int  # to choose from; where actions are continuous, the numbers of one
     frame_stack: int = 1  # frames an agent sees at once, joined along the last axis
     frames_per_step: int = 1  # emulator frames in one agent step
     first_action: int = 0  # what the environment calls the agent's action 0
     first_state: int | None = None  # where observations are numbers, which the agent sees one-hot: the least one
+    action_low: tuple[float, ...] = ()  # of continuous actions, number by number: what the agent's -1 stands for
+    action_high: tuple[float, ...] = ()  # and its 1
+    action_box: tuple[int, ...] = ()  # the shape in which the environment takes them
 
     @property
     def obs_shape(self) -> tuple[int, ...]:
@@ -72,12 +76,40 @@ class EnvSpec:
     def is_image(self) -> bool:
         return len(self.frame_shape) == 3
 
+    @property
+    def is_continuous(self) -> bool:
+        return bool(self.action_low)
+
+    @property
+    def action_shape(self) -> tuple[int, ...]:
+        """As the agent chooses it."""
+        return (self.num_actions,) if self.is_continuous else ()
+
+    @property
+    def action_dtype(self) -> str:
+        return "float32" if self.is_continuous else "int32"
+
+    def for_environment(self, action: Any) -> Any:
+        """The agent's action as the environment takes it; also a batch of them."""
+        if not self.is_continuous:
+            return self.first_action + action
+        low, high = np.array(self.action_low), np.array(self.action_high)
+        # the ends exactly, whatever a sum would round to
+        scaled = np.clip(low + (np.asarray(action, np.float64) + 1) / 2 * (high - low), low, high).astype(np.float32)
+        return scaled.reshape(*scaled.shape[:-1], *self.action_box)
+
+    def random_action(self, generator: np.random.Generator) -> Any:
+        """Uniform, as the agent would choose it."""
+        if self.is_continuous:
+            return generator.uniform(-1, 1, self.num_actions).astype(np.float32)
+        return generator.integers(self.num_actions)
+
     def batch(self, size: int) -> Transition:
         """Shapes and types of a batch, without the numbers."""
 
         def of(shape: tuple[int, ...], dtype: str) -> jax.ShapeDtypeStruct:
             return jax.ShapeDtypeStruct((size, *shape), dtype)
 
-        obs = of(self.obs_shape, self.frame_dtype)
+        obs, action = of(self.obs_shape, self.frame_dtype), of(self.action_shape, self.action_dtype)
         flag = of((), "bool")
-        return Transition(obs, of((), "int32"), of((), "float32"), of((), "float32"), obs, flag, flag)
+        return Transition(obs, action, of((), "float32"), of((), "float32"), obs, flag, flag)

@@ -62,7 +62,8 @@ class Memory:
 def memory_needed(spec: EnvSpec, capacity: int, compress: bool) -> Memory:
     """Exact for the columns and for raw frames; for compressed frames, what Atari's were measured to take."""
     layout = _Layout.of(spec, capacity)
-    row_bytes = _action_dtype(spec).itemsize + np.dtype(np.float32).itemsize + np.dtype(np.uint8).itemsize
+    action_bytes = _action_dtype(spec).itemsize * prod(spec.action_shape)
+    row_bytes = action_bytes + np.dtype(np.float32).itemsize + np.dtype(np.uint8).itemsize
     columns = layout.ring_rows * row_bytes
     raw = layout.ring_rows * layout.frame_bytes
     if not compress:
@@ -104,7 +105,7 @@ class Replay:
         self._compress = compress
         self._layout = _Layout.of(spec, capacity)
         rows = self._layout.ring_rows
-        self._actions = np.zeros(rows, _action_dtype(spec))
+        self._actions = np.zeros((rows, *spec.action_shape), _action_dtype(spec))
         self._rewards = np.zeros(rows, np.float32)
         self._ends = np.full(rows, TRUNCATED, np.uint8)  # so that nothing reaches back before row 0
         self._frames = (_CompressedFrames if compress else _RawFrames)(self._layout)
@@ -121,7 +122,7 @@ class Replay:
         self._stack[:] = 0
         self._append(frame, INSIDE)
 
-    def add(self, action: int, reward: float, terminated: bool, truncated: bool, frame: Array) -> None:
+    def add(self, action: Any, reward: float, terminated: bool, truncated: bool, frame: Array) -> None:
         """The step taken from the last frame, and the frame it led to."""
         if not self._total or self._end_of_last_row != INSIDE:
             raise ValueError("Replay.add needs a current episode; begin one with add_first.")
@@ -141,7 +142,7 @@ class Replay:
         self._stack[-1] = words
         self._frames.append(self._total, words)
         slot = self._slot(self._total)
-        self._actions[slot] = self._rewards[slot] = 0  # nothing is left of the row that was here before
+        self._actions[slot], self._rewards[slot] = 0, 0  # nothing is left of the row that was here before
         self._ends[slot] = end
         self._total += 1
 
@@ -198,7 +199,7 @@ class Replay:
         obs, next_obs = self._stacks(starts, steps)
         return Transition(
             obs=obs,
-            action=self._actions[self._slot(starts)].astype(np.int32),
+            action=self._actions[self._slot(starts)].astype(self.spec.action_dtype),
             reward=(rewards * self._discount**ahead).sum(1).astype(np.float32),
             discount=np.where(terminated, 0.0, self._discount**steps).astype(np.float32),
             next_obs=next_obs,
@@ -475,7 +476,7 @@ class _CompressedFrames:
 
 
 def _action_dtype(spec: EnvSpec) -> np.dtype[Any]:
-    return np.min_scalar_type(spec.num_actions - 1)
+    return np.dtype(spec.action_dtype) if spec.is_continuous else np.min_scalar_type(spec.num_actions - 1)
 
 
 def _megabytes(num_bytes: int) -> str:

@@ -20,7 +20,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from isqn.envs import atari, classic, minatar, scores, toy
+from isqn.envs import atari, classic, dmc, minatar, scores, toy
 from isqn.types import EnvSpec, UserError
 
 
@@ -60,11 +60,16 @@ class Environment:
         self._over = False
         return frame
 
-    def step(self, action: int) -> Step:
+    def step(self, action: Any) -> Step:
+        """`action` as the agent chooses it: from 0 on, or continuous between -1 and 1."""
         if self._over:
             raise RuntimeError(f"the episode of {self.spec.id} is over; call reset(seed) before step(action)")
         with self._named("step"):
-            obs, reward, terminated, truncated, _ = self.env.step(self.spec.first_action + int(action))
+            if self.spec.is_continuous:
+                action = self.spec.for_environment(action).astype(self.env.action_space.dtype)
+            else:
+                action = self.spec.for_environment(int(action))
+            obs, reward, terminated, truncated, _ = self.env.step(action)
             step = Step(self._frame(obs), float(reward), bool(terminated), bool(truncated))
             if not math.isfinite(step.reward):
                 raise ValueError(f"the reward is {step.reward}")
@@ -106,15 +111,22 @@ class Environment:
 
 
 def make_environment(env_id: str | gym.Env, *, protocol: str = "auto", render: bool = False) -> Environment:
-    """Make `ALE/Pong-v5`, `MinAtar/Breakout-v1`, `isqn/Chain-v0`, any Gymnasium id or `module:Env-v0`; or adapt
-    an environment that is there already.
+    """Make `ALE/Pong-v5`, `MinAtar/Breakout-v1`, `dm_control/dog-walk-v0`, `isqn/Chain-v0`, any Gymnasium id or
+    `module:Env-v0`; or adapt an environment that is there already.
 
-    `protocol` names how an Atari game is played (see `atari.PROTOCOLS`); the others have one way only.
+    `protocol` names how an Atari game or a task of dm_control is played (see `atari.PROTOCOLS` and
+    `dmc.PROTOCOLS`); the others have one way only.
     """
     if isinstance(env_id, str) and env_id.startswith("ALE/"):
         rules = atari.find_protocol(protocol)
         env: gym.Env = atari.AtariGame(_known_atari_id(env_id), rules, render_mode=_mode(render))
         name, frames_per_step, frame_stack = rules.name, rules.action_repeat, rules.frame_stack
+    elif isinstance(env_id, str) and env_id.startswith(dmc.PREFIX):
+        if env_id not in dmc.task_ids():
+            raise _unknown(env_id)
+        name = dmc.find_protocol(protocol)
+        frames_per_step, frame_stack = dmc.PROTOCOLS[name], 1
+        env = dmc.ControlTask(env_id, frames_per_step, render_mode=_mode(render))
     else:
         env, env_id, name = _make_gymnasium(env_id, render)
         frames_per_step, frame_stack = 1, 1
@@ -125,21 +137,20 @@ def make_environment(env_id: str | gym.Env, *, protocol: str = "auto", render: b
         protocol=name,
         frame_shape=shape,
         frame_dtype=dtype.name,
-        num_actions=_num_actions(env.action_space, env_id),
         frame_stack=frame_stack,
         frames_per_step=frames_per_step,
-        first_action=int(env.action_space.start),  # type: ignore[attr-defined]
+        **_actions(env.action_space, env_id),
         first_state=int(space.start) if isinstance(space := env.observation_space, spaces.Discrete) else None,
     )
     return Environment(env, spec)
 
 
 def require_protocol(protocol: str, name: str, env_id: str) -> None:
-    """Only Atari can be played in more than one way."""
+    """Only Atari and dm_control can be played in more than one way."""
     if protocol not in ("auto", name):
         raise UserError(
-            f"--protocol {protocol!r} is for ALE/* games; {env_id} is played by the protocol {name!r}, "
-            "so leave --protocol at 'auto', and choose a --preset that does."
+            f"--protocol {protocol!r} is for ALE/* games or dm_control/* tasks; {env_id} is played by the protocol "
+            f"{name!r}, so leave --protocol at 'auto', and choose a --preset that does."
         )
 
 
@@ -220,7 +231,7 @@ class Row(NamedTuple):
     """One line of `isqn list envs`."""
 
     id: str
-    kind: str  # toy, classic, MinAtar or Atari
+    kind: str  # toy, classic, MinAtar, Atari or dm_control
     loops: tuple[str, ...]  # host: any; compiled: there is a JAX version
 
 
@@ -234,18 +245,29 @@ def list_environments() -> list[Row]:
         games = list(atari.games())
     except UserError:  # ale-py is not installed: name at least the games of the paper
         games = [f"ALE/{game}-v5" for game in scores.SCORES]
-    return rows + [Row(env_id, "Atari", ("host",)) for env_id in games]
+    rows += [Row(env_id, "Atari", ("host",)) for env_id in games]
+    try:
+        tasks = dmc.task_ids()
+    except UserError:
+        tasks = tuple(f"{dmc.PREFIX}{task}-v0" for task in scores.DMC_HARD_7)
+    return rows + [Row(env_id, "dm_control", ("host",)) for env_id in tasks]
 
 
-def _num_actions(space: gym.Space[Any], env_id: str) -> int:
+def _actions(space: gym.Space[Any], env_id: str) -> dict[str, Any]:
+    """What a specification says about them."""
     if isinstance(space, spaces.Discrete):
-        return int(space.n)
-    if isinstance(space, spaces.Box):
+        return {"num_actions": int(space.n), "first_action": int(space.start)}
+    if not isinstance(space, spaces.Box):
+        raise UserError(f"The action space of {env_id} is {space}; Discrete and Box actions are supported.")
+    low, high = (tuple(bound.astype(float).ravel().tolist()) for bound in (space.low, space.high))
+    if space.dtype is None or space.dtype.kind != "f":
+        raise UserError(f"The actions of {env_id} are {space}; those of a Box must be floating-point numbers.")
+    if not low or not np.isfinite([low, high]).all():
         raise UserError(
-            f"The actions of {env_id} are continuous ({space}); Q-learning needs a finite set of actions "
-            "(Discrete), so continuous control is not for this agent."
+            f"The actions of {env_id} have no finite bounds ({space}); give it a gymnasium.wrappers.RescaleAction or "
+            "a Box with bounds."
         )
-    raise UserError(f"The action space of {env_id} is {space}; only Discrete actions are supported.")
+    return {"num_actions": len(low), "action_low": low, "action_high": high, "action_box": space.shape}
 
 
 def _frame_format(space: gym.Space[Any], env_id: str) -> tuple[tuple[int, ...], np.dtype, Callable[[Any], np.ndarray]]:

@@ -44,7 +44,6 @@ def _play(env: gym.Env, seed: int, num_steps: int, found: list[str]) -> list[tup
     if the environment cannot be played at all."""
     actions = np.random.default_rng(seed)
     space = env.action_space
-    assert isinstance(space, spaces.Discrete)  # or `make_environment` had refused it
     obs = _reset(env, seed, found)
     if obs is None:
         return None
@@ -52,7 +51,7 @@ def _play(env: gym.Env, seed: int, num_steps: int, found: list[str]) -> list[tup
     lengths = [0]
     for _ in range(num_steps):
         before, copy = obs, np.array(obs)
-        result = _step(env, int(space.start + actions.integers(space.n)), found)
+        result = _step(env, _random_action(space, actions), found)
         if result is None:
             return None
         obs, reward, terminated, truncated = result
@@ -69,6 +68,13 @@ def _play(env: gym.Env, seed: int, num_steps: int, found: list[str]) -> list[tup
             lengths.append(0)
     _check_lengths(lengths, num_steps, found)
     return seen
+
+
+def _random_action(space: gym.Space[Any], actions: np.random.Generator) -> Any:
+    if isinstance(space, spaces.Box):
+        return actions.uniform(space.low, space.high).astype(space.dtype)
+    assert isinstance(space, spaces.Discrete)  # or `make_environment` had refused it
+    return int(space.start + actions.integers(space.n))
 
 
 def _reset(env: gym.Env, seed: int | None, found: list[str]) -> Any:

@@ -1,0 +1,142 @@
+"""Tasks of the DeepMind Control suite, and actions of any bounds."""
+
+from __future__ import annotations
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from isqn.envs import dmc
+from isqn.envs.adapter import list_environments, make_environment
+from isqn.envs.check import check_environment
+from isqn.envs.scores import DMC_HARD_7
+from isqn.types import UserError
+
+CARTPOLE = "dm_control/cartpole-swingup-v0"
+
+
+def play(env, steps, seed=0):
+    rng = np.random.default_rng(seed)
+    frames = [env.reset(seed)]
+    rewards = []
+    for _ in range(steps):
+        step = env.step(env.spec.random_action(rng))
+        frames.append(step.frame)
+        rewards.append(step.reward)
+    return np.array(frames), rewards, step
+
+
+@pytest.mark.parametrize(("task", "observed", "acted"), [("dog-walk", 223, 38), ("humanoid-run", 67, 21)])
+def test_the_hard_tasks(task, observed, acted):
+    env = make_environment(f"dm_control/{task}-v0")
+    assert (env.spec.frame_shape, env.spec.num_actions) == ((observed,), acted)
+    assert (env.spec.frame_dtype, env.spec.action_dtype) == ("float32", "float32")
+    assert set(env.spec.action_low + env.spec.action_high) == {-1.0, 1.0}
+    assert (env.spec.protocol, env.spec.frames_per_step) == ("action-repeat-2", 2)
+    _, rewards, _ = play(env, 3)
+    assert all(0 <= reward <= 2 for reward in rewards)  # of two steps
+    env.close()
+
+
+def test_an_episode_is_500_steps_and_never_terminal():
+    env = make_environment(CARTPOLE)
+    frames, _, last = play(env, 500)
+    assert (last.terminated, last.truncated) == (False, True)
+    assert len(frames) == 501
+    with pytest.raises(RuntimeError, match="is over"):
+        env.step(np.zeros(1))
+
+
+def test_a_seed_and_the_actions_are_the_whole_state():
+    """In one environment twice, and in a new one."""
+    first, second = make_environment(CARTPOLE), make_environment(CARTPOLE)
+    frames, rewards, _ = play(first, 50, seed=3)
+    for env in (first, second):
+        again, same, _ = play(env, 50, seed=3)
+        np.testing.assert_array_equal(frames, again)
+        assert rewards == same
+    assert not np.array_equal(frames[0], first.reset(4))
+
+
+def test_repeated_actions_add_their_rewards():
+    once, twice = make_environment(CARTPOLE, protocol="action-repeat-1"), make_environment(CARTPOLE)
+    action = np.array([0.7], np.float32)
+    np.testing.assert_array_equal(once.reset(1), twice.reset(1))
+    single = [once.step(action) for _ in range(4)]
+    double = [twice.step(action) for _ in range(2)]
+    for i in range(2):
+        np.testing.assert_array_equal(single[2 * i + 1].frame, double[i].frame)
+        assert double[i].reward == pytest.approx(single[2 * i].reward + single[2 * i + 1].reward)
+    assert once.spec.frames_per_step == 1
+
+
+def test_all_tasks_are_listed_and_a_wrong_one_is_answered_with_the_nearest():
+    ids = [row.id for row in list_environments() if row.kind == "dm_control"]
+    assert {f"dm_control/{task}-v0" for task in DMC_HARD_7} < set(ids)
+    assert len(ids) > 40
+    with pytest.raises(UserError, match=r"did you mean .*dm_control/dog-walk-v0"):
+        make_environment("dm_control/dog-wlk-v0")
+    with pytest.raises(
+        UserError, match="--protocol 'streaming' is not known for dm_control; choose one of auto, action"
+    ):
+        make_environment(CARTPOLE, protocol="streaming")
+
+
+def test_a_bad_pair_of_versions_is_named(monkeypatch):
+    assert dmc.version_problem() is None
+    monkeypatch.setattr(dmc, "version", {"dm_control": "1.0.50", "mujoco": "4.0.0"}.__getitem__)
+    assert dmc.version_problem() == "dm_control 1.0.50 cannot load its models with mujoco 4.0.0: pip install 'mujoco<4'"
+
+
+# -- actions of any bounds ---------------------------------------------------------------------------------------------
+
+
+class Bounds(gym.Env):
+    """Rewards nothing, and remembers the last action."""
+
+    def __init__(self, space):
+        self.action_space = space
+        self.observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action), action
+        self.last = action
+        return np.zeros(2, np.float32), 0.0, False, False, {}
+
+
+def test_actions_are_stretched_to_their_bounds():
+    space = gym.spaces.Box(np.array([-2.0, 0.0]), np.array([2.0, 10.0]), dtype=np.float64)
+    env = make_environment(Bounds(space))
+    env.reset(0)
+    for action, expected in (([-1, -1], [-2, 0]), ([0, 0], [0, 5]), ([1, 0.5], [2, 7.5])):
+        env.step(np.array(action, np.float32))
+        np.testing.assert_allclose(env.env.last, expected, rtol=1e-6)
+        assert env.env.last.dtype == np.float64
+
+
+def test_actions_of_any_shape():
+    env = make_environment(Bounds(gym.spaces.Box(-1, 1, (2, 3), np.float32)))
+    assert (env.spec.num_actions, env.spec.action_box) == (6, (2, 3))
+    env.reset(0)
+    env.step(np.arange(6, dtype=np.float32) / 6)
+    np.testing.assert_allclose(env.env.last, np.arange(6).reshape(2, 3) / 6, rtol=1e-5, atol=1e-7)
+    assert check_environment(Bounds(gym.spaces.Box(-1, 1, (2, 3), np.float32)))[0].startswith(
+        "Remark: no episode ended"
+    )
+
+
+@pytest.mark.parametrize(
+    ("space", "sentence"),
+    [
+        (gym.spaces.Box(-np.inf, np.inf, (2,)), "have no finite bounds"),
+        (gym.spaces.Box(0, 5, (2,), np.int64), "must be floating-point numbers"),
+        (gym.spaces.MultiDiscrete([2, 3]), "Discrete and Box actions are supported"),
+    ],
+)
+def test_actions_that_cannot_be_learned_are_refused(space, sentence):
+    with pytest.raises(UserError, match=sentence):
+        make_environment(Bounds(space))
