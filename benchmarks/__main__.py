@@ -26,6 +26,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from isqn import agents
 from isqn.agents import q_learning
 from isqn.compiler import jit
 from isqn.data.replay import Replay
@@ -38,6 +39,10 @@ from isqn.train.compiled import make_loop
 from isqn.train.loop import empty_totals, play
 from isqn.types import EnvSpec, Transition, Values
 
+ONES = (1.0,) * 38
+DOG = EnvSpec(
+    "dog", "dmc", (223,), "float32", 38, action_low=tuple(-x for x in ONES), action_high=ONES, action_box=(38,)
+)
 ATARI = EnvSpec("ALE/Asterix-v5", "machado2018-v1", (84, 84, 1), "uint8", 9, frame_stack=4, frames_per_step=4)
 
 
@@ -67,10 +72,20 @@ def atari_batch(size: int = 32) -> Transition:
     return Transition(obs, action, rng.normal(size=size).astype(np.float32), np.full(size, 0.99, np.float32), next_obs)
 
 
-def updater(config: Config, make: Callable[..., q_learning.Agent] = q_learning.make) -> Callable[[], Any]:
-    agent = make(config, ATARI)
-    update, batch = jit(agent.update, donate_argnums=0), atari_batch()
-    state = agent.init(0)
+def dog_batch(size: int) -> Transition:
+    rng = np.random.default_rng(0)
+    obs, next_obs = rng.normal(size=(2, size, *DOG.obs_shape)).astype(np.float32)
+    action, reward = rng.uniform(-1, 1, (size, DOG.num_actions)), rng.random(size)
+    return Transition(
+        obs, action.astype(np.float32), reward.astype(np.float32), np.full(size, 0.99, np.float32), next_obs
+    )
+
+
+def updater(config: Config, make: Callable[..., q_learning.Agent] = agents.make) -> Callable[[], Any]:
+    spec = DOG if config.is_actor_critic else ATARI
+    agent = make(config, spec)
+    batch = dog_batch(config.learned_batch_size) if config.is_actor_critic else atari_batch()
+    update, state = jit(agent.update, donate_argnums=0), jax.jit(agent.init)(0)
 
     def call() -> Any:
         nonlocal state
@@ -286,6 +301,20 @@ def of_heads(preset: str, stepper: Callable[[Config], Callable[[], Any]], rounds
     return interleaved(calls, rounds)
 
 
+def control_ratios(rounds: int) -> dict[str, Any]:
+    """SAC with SimbaV2 at the paper's size, on dog-walk: the two updates of a step in one program."""
+    base = preset_config("dmc-hard")
+    calls = {"TF": updater(base.replace(scheme="target-free")), "TB": updater(base.replace(scheme="target-based"))}
+    calls |= {f"iS K={k}": updater(base.replace(num_bellman_iterations=k)) for k in (1, 9)}
+    taken = interleaved(calls, max(5, rounds // 3))
+    return {
+        "SAC, iS K=1 / TF (at most 1.05)": ratio(taken["iS K=1"], taken["TF"]),
+        "SAC, iS K=9 / TF (at most 1.15)": ratio(taken["iS K=9"], taken["TF"]),
+        "SAC, TB / TF": ratio(taken["TB"], taken["TF"]),
+        "SAC, updates per second, TF": per_second(base.updates_per_step, taken["TF"]),
+    }
+
+
 def stream_ratios(rounds: int) -> dict[str, Any]:
     """Stream Q(λ) on Breakout, in the host loop: a step of iS over one of TF."""
     taken = of_heads("atari-stream", atari_stream, max(5, rounds // 3))
@@ -319,15 +348,15 @@ def atari_stream(config: Config) -> Callable[[], Any]:
     call = host.compile_agent(agent)
     state, totals, choice = call.init(0), empty_totals(agent, config, env.spec), None
 
-    def choose(step: int, episode: int) -> int:
+    def choose(step: int, episode: int) -> Any:
         nonlocal choice
         choice = call.act(state, replay.observation(), np.float32(0.1), step, episode)
-        return int(choice.action)
+        return choice.action
 
-    def observe(frame: np.ndarray) -> np.ndarray:
+    def observe(*seen: Any) -> np.ndarray:
         nonlocal state
-        state, seen = call.observe(state, frame)
-        return seen
+        state, obs = call.observe(state, *seen)
+        return obs
 
     played = zip(itertools.count(1), play(config, env, replay, choose, 0, observe), strict=False)
 
@@ -386,6 +415,7 @@ SUITES = {
     "compiler": compiler_option_ratio,
     "atari": atari_loop,
     "minatar": minatar_loop,
+    "control": control_ratios,
     "stream": stream_ratios,
     "stream-minatar": stream_minatar,
     "checkpoint": checkpoint_share,

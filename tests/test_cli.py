@@ -21,7 +21,7 @@ import pytest
 
 import isqn
 from isqn.cli import COMMANDS, main
-from isqn.experiments.config import OWN, Config, flag, read_toml
+from isqn.experiments.config import Config, flag, others, read_toml
 from isqn.experiments.presets import PRESETS
 from isqn.losses import LOSSES
 from isqn.schemes import SCHEMES
@@ -100,7 +100,7 @@ def test_the_version(capsys):
 
 HELP = {
     "train": [
-        *(flag(field.name) for field in fields(Config) if field.name not in ("agent", *OWN["stream-q"])),
+        *(flag(field.name) for field in fields(Config) if field.name not in ("agent", *others("dqn"))),
         *("--k", "--gamma", "--tau", "--train-frequency", "--target-network-frequency", "--update-horizon"),
         *("--min-replay-history", "--preset", "--config", "--run-dir", "--overwrite", "--quiet", "--show-diff"),
     ],
@@ -112,7 +112,7 @@ HELP = {
     "report": ["--out", "--baseline", "--missing", "--pool-protocols", "--figure", "--watch", "--json"],
     "eval": ["--episodes", "--seed", "--epsilon", "--acting-rule", "--which", "--capture-video", "--json"],
     "probe": ["--metric", "--which", "--samples", "--updates", "--seed", "--json"],
-    "cost": ["--game", "--json"],
+    "cost": ["--game", "--task", "--json"],
     "list": ["--json"],
     "doctor": ["--preset", "--json"],
 }
@@ -626,7 +626,7 @@ def test_probe_names_what_it_measured(trained, answer, capsys):
     found = answer(*words)
     assert list(found) == [
         *("label", "step", "effective_rank", "dormant_share", "target_churn_train", "target_churn_held_out"),
-        *("gradient_cosine_own_tb", "gradient_cosine_tf_tb"),
+        *("gradient_cosine_own_tb", "gradient_cosine_tf_tb", "head_cosine"),
     ]
     assert (found["label"], found["step"]) == ("iS-DQN K=2", checkpoint.steps(trained.folder)[0])
     assert 1 <= found["effective_rank"] <= 8
@@ -776,12 +776,11 @@ def own_module(tmp_path, monkeypatch):
         ),
         (
             "Multi",
-            "The action space of odd_envs:Multi-v0 is MultiDiscrete([2 2]); only Discrete actions are supported.",
+            "The action space of odd_envs:Multi-v0 is MultiDiscrete([2 2]); Discrete and Box actions are supported.",
         ),
         (
             "Continuous",
-            "The actions of odd_envs:Continuous-v0 are continuous (Box(0.0, 1.0, (1,), float32)); Q-learning needs a "
-            "finite set of actions (Discrete), so continuous control is not for this agent.",
+            "The actions of odd_envs:Continuous-v0 are continuous; use `isqn train sac`.",
         ),
     ],
 )

@@ -195,8 +195,10 @@ def test_a_file_says_the_same_as_the_object(config, tmp_path):
 def test_a_file_holds_every_field_under_its_meaning():
     text = to_toml(Config(reward_clip=None))
     fields = {f.name for f in dataclasses.fields(Config)}
-    assert tomllib.loads(text).keys() == fields - {"reward_clip"} - set(OWN["stream-q"])
-    assert tomllib.loads(to_toml(begin("stream-q"))).keys() == fields - set(OWN["dqn"])
+    of_some = {name for names in OWN.values() for name in names}
+    assert tomllib.loads(text).keys() == fields - {"reward_clip"} - (of_some - set(OWN["dqn"]))
+    for agent in ("stream-q", "sac"):
+        assert tomllib.loads(to_toml(begin(agent))).keys() == fields - (of_some - set(OWN[agent]))
     assert "# reward_clip is not set\n" in text
     assert "# gamma.\ndiscount = 0.99\n" in text
 
@@ -219,9 +221,12 @@ def file(tmp_path: Path, text: str) -> Path:
     [
         ("batch_sise = 3", "sets 'batch_sise', which is not a field of a run; did you mean batch_size?"),
         ("[agents]\nlr = 3", "sets 'agents', which is not a field of a run; did you mean agent?"),
-        ("[agent]\nlr = 3", ": --agent is {'lr': 3}; choose one of dqn, stream-q."),
+        ("[agent]\nlr = 3", ": --agent is {'lr': 3}; choose one of dqn, stream-q, sac."),
         ("agent = 'stream'", ": --agent is 'stream'; did you mean stream-q?"),
-        ("agent = 'stream-q'\nbatch_size = 32", ": --batch-size is 32; it is for `isqn train dqn`, and stays 1 for"),
+        (
+            "agent = 'stream-q'\nbatch_size = 32",
+            ": --batch-size is 32; it is for `isqn train dqn` or `isqn train sac`, and stays 1 for",
+        ),
         ("trace_decay = 0.9", ": --trace-decay is 0.9; it is for `isqn train stream-q`, and stays 0.8 for dqn."),
         ("agent = 'stream-q'\ntrace_decay = 1.1", ": --trace-decay is 1.1; it must be between 0 and 1."),
         ("agent = 'stream-q'\nobgd_kappa = 0", ": --obgd-kappa is 0.0; it must be above 0."),

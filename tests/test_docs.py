@@ -6,6 +6,7 @@ import re
 import runpy
 import shlex
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
 
@@ -14,9 +15,9 @@ import pytest
 
 from helpers import SMALL
 from isqn import cli
-from isqn.analysis.probes import FEATURE_PROBES
+from isqn.analysis.probes import probe_columns
 from isqn.envs.adapter import make_environment
-from isqn.experiments.config import AGENTS, Config, to_toml
+from isqn.experiments.config import AGENTS, Config, begin, to_toml
 from isqn.experiments.presets import PRESETS
 from isqn.experiments.study import read_study
 from isqn.losses import LOSSES
@@ -24,6 +25,7 @@ from isqn.networks.torsos import TORSOS
 from isqn.schemes import SCHEMES
 from isqn.train import record, run
 from isqn.train.loop import empty_totals, metrics_columns
+from isqn.types import EnvSpec
 
 ROOT = Path(__file__).parents[1]
 PAGES = {str(path.relative_to(ROOT)): path.read_text() for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"))}
@@ -133,17 +135,19 @@ def test_columns_of_episodes():
 
 
 def test_columns_of_metrics():
-    def header(**fields) -> list[str]:
-        config = Config(hidden_sizes=(4,), **fields)
-        totals = empty_totals(run.make_agent(config, SMALL), config, SMALL)
-        return list(metrics_columns(totals, FEATURE_PROBES if config.analysis else ()))
+    def header(agent: str = "dqn", spec: EnvSpec = SMALL, **fields) -> list[str]:
+        config = begin(agent).replace(hidden_sizes=(4,), **fields)
+        totals = empty_totals(run.make_agent(config, spec), config, spec)
+        return list(metrics_columns(totals, probe_columns(config)))
 
     text = section("docs/files.md", "metrics.csv")
     normal, analysis = header(), header(analysis=True)
-    assert FENCED.findall(text) == [",".join(normal) + "\n", ",".join(analysis) + "\n"]
+    control = header("sac", replace(SMALL, action_low=(-1.0,) * 4, action_high=(1.0,) * 4))
+    assert FENCED.findall(text) == [",".join(columns) + "\n" for columns in (normal, analysis, control)]
+    assert set(header(analysis=True, scheme="target-free")) == set(analysis) - {"head_cosine"}
     meta = set(header(meta_gradient="adam", num_bellman_iterations=2)) - set(normal)
     assert meta == {"pair_weight_1", "pair_weight_2"}
-    assert sorted(names(text)) == sorted({*normal, *analysis, "pair_weight_k"})
+    assert sorted(names(text)) == sorted({*normal, *analysis, *control, "pair_weight_k"})
 
 
 def test_fields_of_the_summary(tmp_path):

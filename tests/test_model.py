@@ -70,7 +70,7 @@ def test_settings_come_from_the_preset_the_scheme_and_the_fields(model):
 
 
 def test_what_is_not_known_is_refused():
-    with pytest.raises(UserError, match="algorithm 'ppo' is not known; choose one of dqn, stream-q"):
+    with pytest.raises(UserError, match="algorithm 'ppo' is not known; choose one of dqn, stream-q, sac"):
         isqn.Model("ppo")
     with pytest.raises(UserError, match=r"The preset 'toi' is not known; did you mean toy\?"):
         isqn.Model(preset="toi")
@@ -82,7 +82,7 @@ def test_what_is_not_known_is_refused():
         isqn.Model(learning_rte=0.1)
     with pytest.raises(UserError, match="scheme is 'iterated-shared'; it must come from isqn"):
         isqn.Model(scheme="iterated-shared")
-    for env in (None, 3, ToyEnvironment):
+    for env in (3, ToyEnvironment):
         with pytest.raises(UserError, match=r"An environment is an id or a gymnasium.Env; .* is neither"):
             isqn.Model(env=env)
 

@@ -14,12 +14,13 @@ import jax
 import numpy as np
 import pytest
 
+from isqn.agents import sac
 from isqn.data.replay import Replay
 from isqn.envs.adapter import make_environment
 from isqn.envs.atari import MACHADO2018, find_protocol
-from isqn.experiments.config import AGENTS, Config
+from isqn.experiments.config import AGENTS, Config, others
 from isqn.experiments.presets import PRESETS, preset_config, preset_for, presets_of
-from isqn.networks import Network, make_network
+from isqn.networks import Network, make_critic, make_network
 from isqn.networks.torsos import Activation, Style
 from isqn.schemes import SCHEMES
 from isqn.types import EnvSpec, UserError
@@ -29,7 +30,10 @@ with_the_paper = pytest.mark.skipif(not PAPER.exists(), reason="the paper is not
 
 ATARI = EnvSpec("ALE/Asterix-v5", "machado2018-v1", (84, 84, 1), "uint8", 9, frame_stack=4, frames_per_step=4)
 ONLINE = ("atari-cnn-ln", "atari-cnn", "atari-batchnorm", "atari-impala-ln")
-LATER = ("atari-cql", "dmc-hard", "wordle")
+LATER = ("atari-cql", "wordle")
+CONTROL = ("dmc-hard", "dmc-small", "continuous")
+PAPER_SCHEMES = ("target-based", "target-free", "iterated-shared")
+CONTROLLED = EnvSpec("small", "test", (3,), "float32", 2, action_low=(-1, -1), action_high=(1, 1), action_box=(2,))
 STREAMS = ("atari-stream", "atari-stream-smoke", "minatar-stream", "classic-stream", "toy-stream")
 
 # -- the numbers, without the paper ----------------------------------------------------------------------------------
@@ -45,8 +49,8 @@ NUMBERS = dict.fromkeys(ONLINE, DQN) | {
     "atari-cql": TABLE_1
     | {"epoch_updates": 62_500, "target_update_period_updates": 2_000, "dataset_size": 5_000_000}
     | {"learning_rate": 5e-5, "adam_epsilon": 3.125e-4, "conservative_weight": 0.1},
-    "dmc-hard": {"discount": 0.99, "max_episode_frames": 1_000, "action_repeat": 2, "batch_size": 256}
-    | {"head_hidden_size": 512, "total_timesteps": 500_000, "target_step_size": 5e-3, "learning_starts": 5_000}
+    "dmc-hard": {"discount": 0.99, "max_episode_steps": 500, "protocol": "action-repeat-2", "batch_size": 256}
+    | {"critic_width": 512, "total_timesteps": 500_000, "target_step_size": 5e-3, "learning_starts": 5_000}
     | {"buffer_size": 1_000_000, "learning_rate": 1e-4, "learning_rate_end": 1e-5, "num_atoms": 101, "twin_q": False},
     "wordle": {"discount": 0.99, "vocabulary_size": 35, "reward_incorrect": -1, "reward_correct": 0}
     | {"batch_size": 1_024, "dropout": 0.1, "head_hidden_size": 1_536, "total_updates": 600_000}
@@ -83,9 +87,10 @@ def test_offline_periods_are_those_of_dqn_in_gradient_steps():
 
 def test_units_of_what_the_paper_leaves_open():
     dmc, wordle, stream = (PRESETS[name].fields for name in ("dmc-hard", "wordle", "atari-stream"))
-    fifth = dmc["max_episode_frames"] / dmc["action_repeat"] / 5  # SimbaV2's discount, for an episode in agent steps
+    fifth = dmc["max_episode_steps"] / 5  # SimbaV2's discount, for an episode in agent steps
     assert dmc["discount"] == (fifth - 1) / fifth
     assert dmc["total_timesteps"] == 50 * dmc["epoch_steps"]
+    assert dmc["learning_rate_decay_updates"] == dmc["total_timesteps"] * dmc["updates_per_step"]
     assert wordle["batch_size"] == 16 * wordle["micro_batch_size"]
     assert wordle["total_updates"] == 60 * wordle["epoch_updates"]
     assert stream["total_timesteps"] == 100 * stream["epoch_steps"] == 20 * stream["epsilon_decay_steps"]
@@ -105,9 +110,10 @@ def test_the_smoke_preset_is_the_papers_main_setting_cut_short():
 
 
 def test_presets_belong_to_agents():
-    assert tuple(AGENTS) == ("dqn", "stream-q")
-    assert {name: PRESETS[name].agent for name in LATER} == {"atari-cql": "cql", "dmc-hard": "sac", "wordle": "ilql"}
-    assert set(presets_of("dqn")) == PRESETS.keys() - {*LATER, *STREAMS}
+    assert tuple(AGENTS) == ("dqn", "stream-q", "sac")
+    assert {name: PRESETS[name].agent for name in LATER} == {"atari-cql": "cql", "wordle": "ilql"}
+    assert set(presets_of("dqn")) == PRESETS.keys() - {*LATER, *STREAMS, *CONTROL}
+    assert presets_of("sac") == CONTROL
     assert presets_of("stream-q") == STREAMS
     assert presets_of("ilql") == ("wordle",)
     assert presets_of("ppo") == ()
@@ -127,7 +133,7 @@ def test_a_preset_of_an_agent_that_is_not_here_says_so_when_used(name):
 
 @pytest.mark.parametrize("name", LATER)
 def test_a_field_that_a_run_has_already_keeps_its_meaning(name):
-    known = {field.name for field in dataclasses.fields(Config)}
+    known = {field.name for field in dataclasses.fields(Config)} - others("dqn")
     there = {field: value for field, value in PRESETS[name].fields.items() if field in known}
     config = Config(**there)
     assert {field: getattr(config, field) for field in there} == there
@@ -263,6 +269,10 @@ def schemes(cell: str) -> tuple[str, ...]:
     return tuple(names[label.partition("-")[0]] for label in cell.split(", "))
 
 
+def simba(part: str) -> Callable[[str], str]:
+    return {f"SimbaV2 {part}": "simba"}.__getitem__
+
+
 # -- what is no field, but code ----------------------------------------------------------------------------------------
 
 
@@ -285,6 +295,28 @@ def layers(preset: str) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
     return kernels, [layer.shape[1:] for layer in units]
 
 
+def simba_with_relu(cell: str, preset: str) -> None:
+    """Nothing below zero behind any activation, and some at zero."""
+    assert cell == "ReLU"
+    network = make_critic(CONTROLLED, 1, preset_config(preset).replace(critic_width=8))
+    params, statistics = network.init(jax.random.key(0))
+    units, _ = network.look(params, statistics, jax.random.normal(jax.random.key(1), (64, 5)))
+    assert [layer.shape for layer in units] == [(64, 32), (64, 32)]
+    assert all((layer >= 0).all() and (layer == 0).any() for layer in units)
+
+
+def batch_norm_for(cell: str, preset: str) -> None:
+    config = preset_config(preset)
+    with_it = [name for name in PAPER_SCHEMES if config.replace(scheme=name).uses_batch_norm]
+    assert tuple(with_it) == schemes(cell)
+
+
+def adam(cell: str, preset: str) -> None:
+    """Whose state has two moments."""
+    assert cell == "Adam"
+    assert hasattr(sac.make_optimizer(preset_config(preset)).init(np.zeros(1))[0], "nu")
+
+
 def hidden_layer_and_heads(cell: str, preset: str) -> None:
     """FC 512, then FC n [TB, TF] or FC (K+1) n [iS]: the last layer is K + 1 times as wide."""
     k = 9
@@ -293,7 +325,9 @@ def hidden_layer_and_heads(cell: str, preset: str) -> None:
     for scheme, width in widths.items():
         assert SCHEMES[scheme](k).num_heads == (k + 1 if width.startswith("(K+1)") else 1)
     hidden, fields = found(r"^FC (\d+)")(cell), PRESETS[preset].fields
-    if "head_hidden_size" in fields:
+    if fields.get("torso") == "simba":
+        assert fields["critic_width"] == hidden
+    elif "head_hidden_size" in fields:
         assert fields["head_hidden_size"] == hidden
     else:  # it is the last layer of the torso
         params, _ = jax.eval_shape(network_of(preset, k + 1).init, jax.random.key(0))
@@ -388,26 +422,26 @@ TABLES: dict[tuple[str, str], tuple[tuple[str, ...], dict[str, Any]]] = {
         ("dmc-hard",),
         {
             "Discount factor gamma": {"discount": number},
-            "Horizon H": {"max_episode_frames": number},
-            "Action repeat": {"action_repeat": number},
+            "Horizon H": {"max_episode_steps": lambda cell: number(cell) / 2},  # of agent steps
+            "Action repeat": {"protocol": lambda cell: f"action-repeat-{cell}"},
         },
     ),
     ("simbav2_parameters", "Experiments"): (
         ("dmc-hard",),
         {
             "Batch size": {"batch_size": number},
-            "Policy architecture": {"policy_torso": slug},
-            "Critic Torso architecture": {"torso": slug},
+            "Policy architecture": {"torso": simba("Actor")},
+            "Critic Torso architecture": {"torso": simba("Critic")},
             "Critic Head architecture": hidden_layer_and_heads,
-            "Activations": {"activation": str.lower},
-            "BatchNorm": {"batch_norm_schemes": schemes},
+            "Activations": simba_with_relu,
+            "BatchNorm": batch_norm_for,
             "Number of training steps": {"total_timesteps": number},
             "Soft target update tau": {"target_step_size": number},
             "Initial number of samples in D": {"learning_starts": number},
             "Maximum number of samples in D": {"buffer_size": number},
             "Initial learning rate": {"learning_rate": number},
             "Final learning rate": {"learning_rate_end": number},
-            "Optimizer": {"optimizer": str.lower},
+            "Optimizer": adam,
         },
     ),
     ("simbav2_parameters", "SimbaV2 hyperparameters"): (

@@ -232,6 +232,7 @@ def test_rewards_are_scaled_by_the_deviation_of_the_discounted_return():
     agent = stream_q.make(config, VECTOR)
     state, totals, running = agent.init(0), [], 0.0
     for step in stream(40):
+        state, _ = agent.observe(state, step.next_obs[0], step.reward[0], step.ended[0])
         before, (state, metrics) = state, agent.update(state, step)
         running = 0.99 * (not step.ended[0]) * running + float(step.reward[0])
         totals.append(running)
@@ -239,6 +240,7 @@ def test_rewards_are_scaled_by_the_deviation_of_the_discounted_return():
         np.testing.assert_allclose(moments.deviation(state.moments.returns), deviation, rtol=1e-5)
     # the learner sees them so: with raw rewards and those of the last step scaled by hand, its error is the same
     raw = stream_q.make(config.replace(normalise_rewards=False), VECTOR)
+    before = before._replace(moments=raw.init(0).moments)
     _, by_hand = raw.update(before, step._replace(reward=step.reward / np.float32(deviation)))
     np.testing.assert_allclose(metrics["loss"], by_hand["loss"], rtol=1e-4)
 

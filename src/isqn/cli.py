@@ -46,8 +46,9 @@ class UsageError(UserError):
 class Train:
     """Train a run, or several seeds of it in one program.
 
-    `isqn train dqn` learns with a replay, `isqn train stream-q` without one. Defaults
-    are those of the preset; with --env-id ID, --help shows those of an environment.
+    `isqn train dqn` learns with a replay, `isqn train stream-q` without one, `isqn train sac`
+    where actions are continuous. Defaults are those of the preset; with --env-id ID, --help shows
+    those of an environment.
     """
 
     config: tyro.conf.OmitArgPrefixes[Config] = field(default_factory=Config)
@@ -74,12 +75,11 @@ def train(argv: list[str]) -> int:
             raise UsageError(f"`isqn train {agent}` is not known; {loss or nearest(agent, AGENTS)}")
     base, source = _base_config(argv, agent)
     default = _with_own_settings(base)
-    elsewhere = {
-        name: f"it is for `isqn train {other}`."
-        for other in AGENTS
-        if other != base.agent
-        for name in _options(type(_with_own_settings(begin(other))))
-    }
+    owners: dict[str, list[str]] = {}
+    for other in AGENTS:
+        for name in _options(type(_with_own_settings(begin(other)))) if other != base.agent else ():
+            owners.setdefault(name, []).append(f"`isqn train {other}`")
+    elsewhere = {name: f"it is for {' or '.join(agents)}." for name, agents in owners.items()}
     args = _parse(type(default), argv, f"isqn train {base.agent}", default, elsewhere)
     config = Config(**asdict(args.config))
     if args.show_diff:
@@ -156,8 +156,9 @@ def _base_config(argv: list[str], agent: str | None) -> tuple[Config, str]:
         return config, file
     if preset and preset != "auto":
         return preset_config(preset, agent), f"preset {preset}"
-    name = preset_for(env_id or Config.env_id, agent or "dqn")
-    config = preset_config(name).replace(env_id=env_id or Config.env_id)
+    env_id = env_id or begin(agent or "dqn").env_id
+    name = preset_for(env_id, agent or "dqn")
+    config = preset_config(name).replace(env_id=env_id)
     return config, f"preset {name}, chosen by the environment"
 
 
@@ -201,10 +202,10 @@ class Eval:
     """Games to play."""
     seed: int = 100
     """Of the games and of the agent's draws."""
-    epsilon: float = 0.001
-    """Share of random actions."""
-    acting_rule: Literal["as-trained", "uniform", "episode", "mean", "last"] = "as-trained"
-    """The head that acts."""
+    epsilon: float | None = None
+    """Share of random actions; by default 0.001, and 0 where a policy acts."""
+    acting_rule: Literal["as-trained", "uniform", "episode", "mean", "last", "sample"] = "as-trained"
+    """The head that acts; of a policy, its mean (by default) or a sample."""
     which: Literal["last", "best"] = "last"
     """The newest checkpoint, or that of the best epoch."""
     capture_video: bool = False
@@ -217,7 +218,7 @@ def evaluate(argv: list[str]) -> int:
     args = _parse(Eval, argv, "isqn eval")
     if args.episodes < 1:
         raise UserError(f"--episodes is {args.episodes}; it must be at least 1.")
-    if not 0 <= args.epsilon <= 1:
+    if args.epsilon is not None and not 0 <= args.epsilon <= 1:
         raise UserError(f"--epsilon is {args.epsilon}; it must be between 0 and 1.")
     _require_seed(args.seed)
     import numpy as np
@@ -228,8 +229,10 @@ def evaluate(argv: list[str]) -> int:
     from isqn.train.evaluate import load_agent_state
 
     config = run.read_config(args.run_dir)
-    if args.acting_rule != "as-trained":
-        config = config.replace(acting_rule=args.acting_rule)
+    if args.acting_rule != "as-trained" or config.is_actor_critic:
+        rule = "mean" if args.acting_rule == "as-trained" else args.acting_rule
+        config = config.replace(acting_rule=rule)
+    epsilon = config.evaluation_epsilon if args.epsilon is None else args.epsilon
     env = make_environment(config.env_id, protocol=config.protocol, render=args.capture_video)
     agent = run.make_agent(config, env.spec)
     state, step = load_agent_state(args.run_dir, agent, args.which)
@@ -241,7 +244,7 @@ def evaluate(argv: list[str]) -> int:
             env,
             episodes=args.episodes,
             seed=args.seed,
-            epsilon=args.epsilon,
+            epsilon=epsilon,
             max_episode_steps=config.max_episode_steps,
             video=video,
         )
@@ -253,7 +256,7 @@ def evaluate(argv: list[str]) -> int:
         "step": step,
         "mean_return": float(returns.mean()),
         "std_return": float(returns.std()),
-        "epsilon": args.epsilon,
+        "epsilon": epsilon,
         "acting_rule": config.acting_rule,
         "episodes": [{"seed": e.seed, "return": e.episodic_return, "length": e.length} for e in played],
         "video": str(video) if video else None,
@@ -436,7 +439,7 @@ def report(argv: list[str]) -> int:
     return 0
 
 
-METRICS = ("effective-rank", "dormant", "target-churn", "gradient-cosine")
+METRICS = ("effective-rank", "dormant", "target-churn", "gradient-cosine", "head-cosine")
 
 
 @dataclass(frozen=True)
@@ -445,8 +448,8 @@ class Probe:
 
     run_dir: tyro.conf.Positional[Path]
     """The folder of a run."""
-    metric: tuple[str, ...] = METRICS
-    """What to compute: effective-rank, dormant, target-churn, gradient-cosine."""
+    metric: tuple[str, ...] = ()
+    """Some of effective-rank, dormant, target-churn, gradient-cosine and head-cosine; by default all that it has."""
     which: Literal["last", "best"] = "last"
     """The newest checkpoint, or that of the best epoch."""
     samples: int = 2048
@@ -487,6 +490,8 @@ class Cost:
     """Whose network, batch and replay (`isqn list presets`)."""
     game: str | None = None
     """An Atari game, such as Asterix, instead of the preset's."""
+    task: str | None = None
+    """A task of dm_control, such as dog-walk, instead of the preset's."""
     json: bool = False
     """Print one JSON object."""
 
@@ -500,13 +505,18 @@ def cost(argv: list[str]) -> int:
     from isqn.train.run import replay_memory, specification
 
     config = preset_config(args.preset)
+    if args.game and args.task:
+        raise UsageError("--game and --task both say what is played; give one of them.")
     if args.game:
         config = config.replace(env_id=f"ALE/{args.game}-v5")
+    if args.task:
+        config = config.replace(env_id=f"dm_control/{args.task}-v0")
     spec = specification(config)
-    rows = []
+    rows, with_copy = [], config.replace(scheme="target-based", num_bellman_iterations=1)
     for scheme, k in COMPARED:
         one = config.replace(scheme=scheme, num_bellman_iterations=k)
         row = {"label": one.label, **size(one, spec)._asdict(), "flops_per_update": flops_per_update(one, spec)}
+        row["saved_share"] = 1 - size(one, spec).kept_parameters / size(with_copy, spec).kept_parameters
         row["replay_bytes"] = replay_memory(one, spec).total
         rows.append(row | {"total_bytes": sum(row[f"{part}_bytes"] for part in COST_PARTS)})
         if not args.json and sys.stderr.isatty():
@@ -514,17 +524,19 @@ def cost(argv: list[str]) -> int:
     if args.json:
         print(json.dumps({"preset": args.preset, "env_id": spec.id, "num_actions": spec.num_actions, "schemes": rows}))
         return 0
-    print(f"\r{spec.id}, {spec.num_actions} actions, preset {args.preset}")
+    actions = f"actions of {count(spec.num_actions, 'number')}" if spec.is_continuous else f"{spec.num_actions} actions"
+    print(f"\r{spec.id}, {actions}, preset {args.preset}; saved: of the parameters of target-based learning")
     shown = [part for part in (*COST_PARTS, "total") if rows[0][f"{part}_bytes"]]
     names = {"optimizer": "traces", "replay": "last step"} if config.streams else {}
     decimals = 1 if rows[0]["total_bytes"] > 1e6 else 3
     lines = _table(
-        ("scheme", "parameters", "copied", "MFLOP/update", *(f"{names.get(part, part)} MB" for part in shown)),
+        ("scheme", "parameters", "copied", "saved", "MFLOP/update", *(f"{names.get(part, part)} MB" for part in shown)),
         [
             (
                 row["label"],
                 f"{row['parameters']:,}",
                 f"{row['copied_parameters']:,}",
+                f"{row['saved_share']:.1%}",
                 f"{row['flops_per_update'] / 1e6:,.1f}",
                 *(f"{row[f'{part}_bytes'] / 1e6:,.{decimals}f}" for part in shown),
             )

@@ -64,6 +64,28 @@ def cql(online: Values, target: Values, transition: Transition, *, conservative_
     return dqn(online, target, transition) + conservative_weight * spread
 
 
+def expected(online: Values, target: Values, transition: Transition) -> Array:
+    """Haarnoja et al. 2018, eq. 5: of one action, by the square. The bonus for entropy is in the reward."""
+    return jnp.square(transition.reward + transition.discount * target.next[0] - online.now[0])
+
+
+def categorical(online: Values, target: Values, transition: Transition, *, value_bound: float) -> Array:
+    """Bellemare et al. 2017, algorithm 1, of one action: logits over values spread evenly up to +- the bound.
+
+    What a value of the target becomes, its probability goes to the two atoms around it.
+    """
+    atoms = value_atoms(len(online.now), value_bound)
+    moved = jnp.clip(transition.reward + transition.discount * atoms, -value_bound, value_bound)
+    places = (moved + value_bound) / (atoms[1] - atoms[0])
+    shares = jnp.maximum(0, 1 - jnp.abs(places[:, None] - jnp.arange(len(atoms))))  # of each place, to each atom
+    aim = jax.nn.softmax(target.next) @ shares
+    return -jnp.sum(aim * jax.nn.log_softmax(online.now))
+
+
+def value_atoms(count: int, bound: float) -> Array:
+    return jnp.linspace(-bound, bound, count)
+
+
 def mellowmax(q: Array, temperature: float) -> Array:
     """log(mean(exp(temperature q))) / temperature: between the mean (0) and the maximum (infinity)."""
     return (jax.nn.logsumexp(temperature * q) - jnp.log(q.shape[-1])) / temperature

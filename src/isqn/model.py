@@ -19,7 +19,7 @@ import numpy as np
 from isqn.agents.q_learning import Agent, AgentState
 from isqn.data.files import DamagedFile
 from isqn.envs.adapter import Environment, make_environment
-from isqn.experiments.config import AGENTS, Config, from_mapping, nearest, to_toml
+from isqn.experiments.config import AGENTS, Config, begin, from_mapping, nearest, to_toml
 from isqn.experiments.presets import preset_config, preset_for
 from isqn.schemes import TargetScheme, k_of
 from isqn.train import checkpoint, record, run
@@ -38,7 +38,7 @@ class Model:
     def __init__(
         self,
         algorithm: str = "dqn",
-        env: str | gym.Env[Any, Any] = "isqn/Chain-v0",
+        env: str | gym.Env[Any, Any] | None = None,
         *,
         scheme: TargetScheme | None = None,
         preset: str = "auto",
@@ -48,6 +48,7 @@ class Model:
             raise UserError(f"scheme is {scheme!r}; it must come from isqn, such as isqn.iterated_shared(9).")
         if algorithm not in AGENTS:
             raise UserError(f"algorithm {algorithm!r} is not known; {nearest(str(algorithm), AGENTS)}")
+        env = begin(algorithm).env_id if env is None else env
         self._env = None if isinstance(env, str) else make_environment(env)
         env_id = self._env.spec.id if self._env else str(env)
         base = preset_config(preset_for(env_id, algorithm) if preset == "auto" else preset, algorithm)
@@ -64,8 +65,8 @@ class Model:
         self.num_timesteps = 0
         self._run_dir: Path | None = None
         self._agent = run.make_agent(config, self.spec)
-        certain = run.make_agent(config.replace(acting_rule="mean", meta_gradient="none"), self.spec)
-        self._act = {False: self._chooser(self._agent), True: self._chooser(certain)}
+        self._certain = run.make_agent(config.replace(acting_rule="mean", meta_gradient="none"), self.spec)
+        self._act = {False: self._chooser(self._agent), True: self._chooser(self._certain)}
         self._draws = 0
 
     def _chooser(self, agent: Agent) -> Any:
@@ -138,11 +139,13 @@ class Model:
         if not single and obs.shape[1:] not in accepted:
             raise UserError(f"The observation has shape {obs.shape}; {self.spec.id} observes {shape}.")
         batch = obs.reshape(-1, *self.spec.obs_shape)
-        epsilon = 0.0 if deterministic else self.config.epsilon_end
+        epsilon = 0.0 if deterministic else self.config.last_epsilon
         steps = self._draws + np.arange(len(batch))
         self._draws += 0 if deterministic else len(batch)
-        actions = np.asarray(self._act[deterministic](self.state, batch, epsilon, steps)) + self.spec.first_action
-        return (int(actions[0]) if single else actions), None
+        actions = self.spec.for_environment(np.asarray(self._act[deterministic](self.state, batch, epsilon, steps)))
+        if single:
+            actions = actions[0] if self.spec.is_continuous else int(actions[0])
+        return actions, None
 
     def _one_hot(self, states: np.ndarray) -> np.ndarray:
         (count,) = self.spec.frame_shape
@@ -180,7 +183,9 @@ class Model:
             arrays, manifest = checkpoint.read(folder / "model")
         except DamagedFile as error:
             raise UserError(f"{folder} cannot be loaded: {error}") from None
-        spec = EnvSpec(**{**manifest["spec"], "frame_shape": tuple(manifest["spec"]["frame_shape"])})
+        described: dict[str, Any] = manifest["spec"]
+        fields: Any = {name: tuple(v) if isinstance(v, list) else v for name, v in described.items()}
+        spec = EnvSpec(**fields)
         if model._env:
             _require_same_shapes(spec, model._env.spec)
         model._begin(config, spec)
@@ -193,7 +198,8 @@ class Model:
 
 
 def _require_same_shapes(learned: EnvSpec, other: EnvSpec) -> None:
-    if (learned.obs_shape, learned.num_actions) != (other.obs_shape, other.num_actions):
+    shapes = [(spec.obs_shape, spec.num_actions, spec.is_continuous) for spec in (learned, other)]
+    if shapes[0] != shapes[1]:
         raise UserError(
             f"The model was made for {learned.id}, with observations {learned.obs_shape} and {learned.num_actions} "
             f"actions; {other.id} has {other.obs_shape} and {other.num_actions}."
@@ -206,21 +212,24 @@ def evaluate(
     episodes: int = 10,
     *,
     seed: int = 100,
-    epsilon: float = 0.001,
+    epsilon: float | None = None,
 ) -> list[Episode]:
-    """Play whole games with a model: seed, return and length of each. Without `env`, in its own environment."""
+    """Play whole games with a model: seed, return and length of each. Without `env`, in its own environment.
+
+    A policy acts by its mean; values act as in training, with 0.001 of random actions unless `epsilon` says otherwise.
+    """
     if episodes < 1:
         raise UserError(f"episodes is {episodes}; it must be at least 1.")
     given: Environment | None = model._env if env is None else None
     made = given or make_environment(env or model.config.env_id, protocol=model.config.protocol)
     _require_same_shapes(model.spec, made.spec)
     played = play(
-        model._agent,
+        model._certain if model.config.is_actor_critic else model._agent,
         model.state,
         made,
         episodes=episodes,
         seed=seed,
-        epsilon=epsilon,
+        epsilon=model.config.evaluation_epsilon if epsilon is None else epsilon,
         max_episode_steps=model.config.max_episode_steps,
     )
     if given is None and (env is None or isinstance(env, str)):

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from isqn.agents import q_learning, stream_q
+from isqn.agents import q_learning, sac, stream_q
 from isqn.agents.q_learning import Agent
-from isqn.types import EnvSpec
+from isqn.types import EnvSpec, UserError
 
 if TYPE_CHECKING:
     from isqn.experiments.config import Config
 
-MAKERS = {"dqn": q_learning.make, "stream-q": stream_q.make}
+MAKERS = {"dqn": q_learning.make, "stream-q": stream_q.make, "sac": sac.make}
 
 
 def make(config: Config, spec: EnvSpec) -> Agent:
+    if config.is_actor_critic and not spec.is_continuous:
+        raise UserError(f"The actions of {spec.id} are a finite set; use `isqn train dqn` or `isqn train stream-q`.")
+    if spec.is_continuous and not config.is_actor_critic:
+        raise UserError(f"The actions of {spec.id} are continuous; use `isqn train sac`.")
+    if spec.is_continuous and spec.is_image:
+        raise UserError(f"{spec.id} observes images {spec.frame_shape}; `isqn train sac` learns from vectors only.")
     return MAKERS[config.agent](config, spec)

@@ -29,9 +29,10 @@ class AgentState(NamedTuple):
     statistics: Params  # running averages of BatchNorm
     copies: tuple[Params, ...]  # older networks, for the schemes that keep any
     optimizer: Any
-    meta: Any  # what meta-learned head weights need; () without
+    meta: Any = ()  # what meta-learned head weights need; () without
     probe: Any = ()  # what the analysis keeps beside the agent; () without
     moments: Any = ()  # what observations and rewards are normalised by; () without
+    policy: Any = ()  # the network that acts, where it is not this one; () without
 
 
 class Choice(NamedTuple):
@@ -43,14 +44,17 @@ class Agent(NamedTuple):
     """Pure functions over one state. The trainer jits them and decides when each is due."""
 
     init: Callable[[Array | int], AgentState]  # seed -> state
-    observe: Callable[[AgentState, Array], tuple[AgentState, Array]]  # state, frame -> state, what is learned of it
+    # state, frame; reward of the step that led to it and whether it ended, if one did -> state, what is learned of it
+    observe: Callable[..., tuple[AgentState, Array]]
     act: Callable[[AgentState, Array, Array, Array, Array], Choice]  # state, obs, epsilon, step, episode
     update: Callable[[AgentState, Transition], tuple[AgentState, Metrics]]
     refresh: Callable[[AgentState], AgentState]  # every T steps
     sync: Callable[[AgentState], AgentState]  # every D steps (i-QN)
     losses: Callable[..., tuple[Array, Any]]  # params, statistics, copies, batch -> loss of each pair, rest
+    look: Callable[[AgentState, Transition], tuple[list[Array], Array]]  # every ReLU's output, the shared features
     network: Network
-    refreshes: bool  # whether a refresh changes anything
+    refreshes: bool  # whether the trainer has to call `refresh`
+    acts_by: tuple[str, ...] = ("params", "statistics", "meta")  # the parts of the state, with the seed, that act needs
     streams: bool = False  # whether each step is learned from once, when it comes
 
 
@@ -118,8 +122,11 @@ def make(config: Config, spec: EnvSpec) -> Agent:
         params = optax.apply_updates(state.params, steps)
         return state._replace(params=params, statistics=statistics, optimizer=optimizer_state), metrics
 
-    def observe(state: AgentState, frame: Array) -> tuple[AgentState, Array]:
+    def observe(state: AgentState, frame: Array, reward: Any = None, ended: Any = None) -> tuple[AgentState, Array]:
         return state, frame
+
+    def look(state: AgentState, batch: Transition) -> tuple[list[Array], Array]:
+        return network.look(state.params, state.statistics, batch.obs)
 
     def act(state: AgentState, obs: Array, epsilon: Array, step: Array, episode: Array) -> Choice:
         heads = jnp.asarray(online)
@@ -144,7 +151,7 @@ def make(config: Config, spec: EnvSpec) -> Agent:
     def sync(state: AgentState) -> AgentState:
         return state._replace(copies=schemes.sync(state.params, state.copies))
 
-    return Agent(init, observe, act, update, refresh, sync, pair_losses, network, scheme.refreshes)
+    return Agent(init, observe, act, update, refresh, sync, pair_losses, look, network, scheme.refreshes)
 
 
 def make_optimizer(config: Config) -> optax.GradientTransformation:

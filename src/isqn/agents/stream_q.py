@@ -13,10 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from isqn import moments, schemes
-from isqn.agents import q_learning
+from isqn import schemes
+from isqn.agents import normalise, q_learning
 from isqn.agents.q_learning import Agent, AgentState
-from isqn.moments import Moments
 from isqn.types import Array, EnvSpec, Metrics, Params, Transition
 
 if TYPE_CHECKING:
@@ -32,12 +31,6 @@ class Traces(NamedTuple):
     fade: Array  # what they are multiplied by before the next gradient: gamma lambda, or 0 where they end
 
 
-class Normalisation(NamedTuple):
-    observations: Moments | tuple[()]  # of each number of a frame; () if they are learned from as they are
-    returns: Moments
-    discounted_return: Array  # of the rewards so far: u of Elsayed et al. 2024
-
-
 def make(config: Config, spec: EnvSpec) -> Agent:
     scheme, decay = config.target_scheme, config.discount * config.trace_decay
     agent = q_learning.make(config, spec)
@@ -48,30 +41,20 @@ def make(config: Config, spec: EnvSpec) -> Agent:
         state = agent.init(seed)
         torso = jax.tree.map(lambda w: jnp.zeros((scheme.num_pairs, *w.shape)), state.params["torso"])
         head = jax.tree.map(lambda w: jnp.zeros(w.shape[1:]), state.params["heads"])
-        frames = moments.empty(spec.frame_shape) if config.normalise_observations else ()
-        normalisation = Normalisation(frames, moments.empty(), jnp.float32(0))
-        return state._replace(optimizer=Traces(torso, head, jnp.float32(decay)), moments=normalisation)
+        traces = Traces(torso, head, jnp.float32(decay))
+        return state._replace(optimizer=traces, moments=normalise.begin(config, spec))
 
-    def observe(state: AgentState, frame: Array) -> tuple[AgentState, Array]:
-        """A frame counts before it is normalised, and stays as it was then."""
-        if not config.normalise_observations:
-            return state, frame
-        seen = moments.count(state.moments.observations, frame)
-        state = state._replace(moments=state.moments._replace(observations=seen))
-        return state, moments.centred(seen, frame)
-
-    def scale(normalisation: Normalisation, step: Transition) -> tuple[Normalisation, Array]:
-        if not config.normalise_rewards:
-            return normalisation, step.reward
-        total = config.discount * ~step.ended * normalisation.discounted_return + step.reward
-        returns = moments.count(normalisation.returns, total)
-        normalisation = normalisation._replace(returns=returns, discounted_return=total)
-        return normalisation, step.reward / moments.deviation(returns)
+    def observe(
+        state: AgentState, frame: Array, reward: Array | None = None, ended: Array | None = None
+    ) -> tuple[AgentState, Array]:
+        """A frame and a reward count before they are normalised; the frame stays as it was then."""
+        seen = normalise.count(state.moments, frame, reward, ended, config.discount)
+        return state._replace(moments=seen), normalise.observation(seen, frame)
 
     def update(state: AgentState, batch: Transition) -> tuple[AgentState, Metrics]:
         step = jax.tree.map(lambda x: x[0], batch)
         params, traces = state.params, state.optimizer
-        normalisation, reward = scale(state.moments, step)
+        reward = step.reward / normalise.scale(state.moments)
 
         features, pull_back = jax.vjp(lambda torso: network.features(torso, step.obs[None])[0], params["torso"])
         q = network.values(params["heads"], features[None])[0, online, step.action]
@@ -93,7 +76,7 @@ def make(config: Config, spec: EnvSpec) -> Agent:
             "heads": jax.tree.map(lambda w, z: w.at[online].add(jnp.tensordot(moves, z, 0)), params["heads"], head),
         }
         fade = jnp.where(step.ended | step.explored, 0.0, decay).astype(jnp.float32)
-        state = state._replace(params=params, optimizer=Traces(torso, head, fade), moments=normalisation)
+        state = state._replace(params=params, optimizer=Traces(torso, head, fade))
         return state, {"loss": jnp.square(errors).sum(), "q_value": q.mean()}
 
     def refresh(state: AgentState) -> AgentState:

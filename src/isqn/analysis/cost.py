@@ -20,7 +20,7 @@ COMPARED = (
 
 
 class Size(NamedTuple):
-    parameters: int  # of the network that learns
+    parameters: int  # of the networks that learn
     copied_parameters: int  # of the older copies that the scheme keeps
     network_bytes: int  # parameters and copies
     optimizer_bytes: int  # of a stream: its traces
@@ -34,12 +34,14 @@ class Size(NamedTuple):
 def size(config: Config, spec: EnvSpec) -> Size:
     """Of one agent, from its shapes: nothing is compiled or allocated."""
     state = jax.eval_shape(agents.make(config, spec).init, 0)
-    parts = ((state.params, state.copies, state.statistics), state.optimizer, state.moments)
-    return Size(_count(state.params), _count(state.copies), *map(num_bytes, parts))
+    networks = (state.params, state.policy)
+    parts = ((networks, state.copies, state.statistics), state.optimizer, state.moments)
+    return Size(_count(networks), _count(state.copies), *map(num_bytes, parts))
 
 
 def flops_per_update(config: Config, spec: EnvSpec) -> float:
     """From the compiler's analysis of the compiled update."""
+    config = config.replace(updates_per_step=1)
     agent = agents.make(config, spec)
     state = jax.eval_shape(agent.init, 0)
     compiled = jit(agent.update, donate_argnums=0).lower(state, config.seen(spec).batch(config.batch_size)).compile()

@@ -8,16 +8,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from isqn import moments
 from isqn.compiler import jit
 from isqn.types import Array, EnvSpec, Metrics, Params, Transition
 
 if TYPE_CHECKING:
     from isqn.agents.q_learning import Agent, AgentState
     from isqn.experiments.config import Config
-    from isqn.networks import Network
 
-FEATURE_PROBES = ("effective_rank", "dormant_share")
+
+def probe_columns(config: Config) -> tuple[str, ...]:
+    """What a row of metrics says about the network."""
+    heads = ("head_cosine",) if config.target_scheme.num_heads > 1 else ()
+    return ("effective_rank", "dormant_share", *heads) if config.analysis else ()
 
 
 def effective_rank(features: np.ndarray, delta: float = 0.01) -> int:
@@ -35,10 +37,20 @@ def dormant_share(units: list[Array]) -> float:
     return float(sum(d.sum() for d in dormant) / max(1, sum(d.size for d in dormant)))
 
 
-def probe_features(network: Network, state: AgentState, obs: Any) -> dict[str, float]:
-    """Rank and dormant units of a network on a set of states."""
-    units, features = jit(network.look)(state.params, state.statistics, obs)
-    return {"effective_rank": effective_rank(np.asarray(features)), "dormant_share": dormant_share(units)}
+def probe_features(agent: Agent, state: AgentState, batch: Transition) -> dict[str, float]:
+    """Rank and dormant units of a network on the states of a batch; with several heads, how alike they are."""
+    units, features = jit(agent.look)(state._replace(optimizer=(), probe=()), batch)
+    found = {"effective_rank": effective_rank(np.asarray(features)), "dormant_share": dormant_share(units)}
+    heads = state.params["heads"]
+    return found | ({"head_cosine": head_cosine(heads)} if len(heads["bias"]) > 1 else {})
+
+
+def head_cosine(heads: Params) -> float:
+    """Between the weights of neighbouring heads, the mean over them: moving averages pull heads together."""
+    kernels = np.asarray(heads["kernel"], np.float64)
+    rows = kernels.reshape(len(kernels), -1)
+    rows = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    return float((rows[1:] * rows[:-1]).sum(axis=1).mean())
 
 
 def observed(agent: Agent, config: Config, spec: EnvSpec) -> Agent:
@@ -48,7 +60,8 @@ def observed(agent: Agent, config: Config, spec: EnvSpec) -> Agent:
     network as it was at the last refresh, before heads moved: there the head that learns first is the one
     that is now its target, so that a target-based gradient can be computed beside the agent's own.
     """
-    from isqn.agents.q_learning import make  # agents know nothing of probes
+    from isqn.agents import normalise  # agents know nothing of probes
+    from isqn.agents.q_learning import make
 
     scheme = config.target_scheme
     plain = {"num_bellman_iterations": 1, "head_weights": (), "meta_gradient": "none"}
@@ -79,7 +92,7 @@ def observed(agent: Agent, config: Config, spec: EnvSpec) -> Agent:
         # one step has one direction, whatever its target: of a stream, several are compared
         compared = held_out if config.streams else train
         if config.normalise_rewards:
-            compared = compared._replace(reward=compared.reward / moments.deviation(state.moments.returns))
+            compared = compared._replace(reward=compared.reward / normalise.scale(state.moments))
         own = first_head(direction(agent.losses, state.params, state.copies))
         small = first_head(state.params)
         without = direction(free.losses, small, ())

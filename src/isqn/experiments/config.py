@@ -46,32 +46,59 @@ AGENTS: dict[str, dict[str, Any]] = {
         "normalise_observations": True,
         "normalise_rewards": True,
     },
+    # with a plain network, for a task that nobody has tuned it on; the paper's SimbaV2 is a preset
+    "sac": {
+        "batch_size": 256,
+        "buffer_size": 1_000_000,
+        "learning_starts": 1_000,
+        "learning_rate": 3e-4,
+        "target_update_period": 1,
+        "target_step_size": 5e-3,
+        "hidden_sizes": (256, 256),
+        "head_weight_discount": 0.25,
+        "acting_rule": "sample",
+        "normalise_observations": True,
+        "loop": "host",  # no environment with continuous actions is written in JAX here
+        "env_id": "Pendulum-v1",
+    },
 }
-# Settings that only one agent has. For the others they are what they begin with, and neither shown nor written.
+# Settings that not all agents have. For the others they are what they begin with, and neither shown nor written.
 OWN: dict[str, tuple[str, ...]] = {
     "dqn": (
         *("loss", "num_steps_return", "reward_clip", "buffer_size", "compress_replay", "learning_starts", "batch_size"),
         *("update_period", "adam_epsilon", "batch_norm", "head_weights", "head_weight_discount", "meta_gradient"),
         *("meta_learning_rate", "mellowmax_temperature", "munchausen_temperature", "munchausen_weight"),
-        *("munchausen_clip", "conservative_weight"),
+        *("munchausen_clip", "conservative_weight", "num_seeds", "loop", "target_sync_period", "width_factor"),
+        *("epsilon_start", "epsilon_end", "epsilon_decay_steps"),
     ),
     "stream-q": (
         *("trace_decay", "obgd_kappa", "obgd", "shift_traces", "normalise_observations", "normalise_rewards"),
-        *("layer_norm_axes", "initial_sparsity"),
+        *("layer_norm_axes", "initial_sparsity", "num_seeds", "loop", "target_sync_period", "width_factor"),
+        *("epsilon_start", "epsilon_end", "epsilon_decay_steps"),
+    ),
+    "sac": (
+        *("num_steps_return", "buffer_size", "learning_starts", "batch_size", "adam_epsilon", "head_weights"),
+        *("head_weight_discount", "normalise_observations", "normalise_rewards", "updates_per_step", "twin_q"),
+        *("learning_rate_end", "learning_rate_decay_updates", "num_atoms", "value_bound", "joint_batch_norm"),
+        *("batch_norm_epsilon", "entropy_temperature_start", "target_entropy_per_action", "critic_width"),
+        *("critic_blocks", "policy_width", "policy_blocks"),
     ),
 }
 STREAM_HELD_OUT = 32  # steps that the probes of a stream look at beside the one that is learned from
 
+_ABOVE_ZERO = ("value_bound", "batch_norm_epsilon", "entropy_temperature_start")
 MAY_CHANGE = ("total_timesteps", "checkpoint_minutes", "track")  # in the middle of a run
 _AT_LEAST_ONE = (
     *("num_bellman_iterations", "num_seeds", "total_timesteps", "max_episode_steps", "num_steps_return", "batch_size"),
     *("update_period", "target_update_period", "target_sync_period", "buffer_size"),
-    *("epoch_steps", "log_period_steps", "analysis_samples"),
+    *("epoch_steps", "log_period_steps", "analysis_samples", "updates_per_step", "num_atoms", "critic_width"),
+    *("critic_blocks", "policy_width", "policy_blocks"),
 )
 _AT_MOST = {"num_bellman_iterations": 1_000, "analysis_samples": 100_000}  # beyond, a program takes hours to begin
 _AT_LEAST_ZERO = (
     *("seed", "learning_starts", "learning_rate", "adam_epsilon", "epsilon_decay_steps", "checkpoint_minutes"),
-    *("meta_learning_rate", "conservative_weight", "head_weight_discount"),
+    *("meta_learning_rate", "conservative_weight", "head_weight_discount", "learning_rate_end"),
+    "learning_rate_decay_updates",
 )
 
 
@@ -83,9 +110,9 @@ class Config:
     agent: tyro.conf.Suppress[Literal[tuple(AGENTS)]] = "dqn"  # type: ignore[valid-type]
     """Who learns: the first word of `isqn train`."""
     env_id: str = "isqn/Chain-v0"
-    """A Gymnasium id, `module:Env-v0`, ALE/Game-v5 or MinAtar/Game-v1 (`isqn list envs`)."""
+    """A Gymnasium id, `module:Env-v0`, ALE/Game-v5, MinAtar/Game-v1 or dm_control/task-v0 (`isqn list envs`)."""
     protocol: str = "auto"
-    """How Atari is played: machado2018 (the paper's DQN), streaming (its Stream Q) or reference. auto: machado2018."""
+    """Atari: machado2018, streaming or reference; dm_control: action-repeat-2, -1, -4 or -8. auto: the first."""
     scheme: Literal[tuple(SCHEMES)] = "iterated-shared"  # type: ignore[valid-type]
     """Which heads learn from which (`isqn list schemes`)."""
     num_bellman_iterations: Annotated[int, _also("k")] = 1
@@ -118,16 +145,46 @@ class Config:
     """Transitions in an update."""
     update_period: Annotated[int, _also("train-frequency")] = 1
     """G: agent steps between updates."""
+    updates_per_step: int = 1
+    """Updates after each agent step, each with a batch of its own. Not in the paper; SimbaV2: 2."""
     target_update_period: Annotated[int, _also("target-network-frequency")] = 200
-    """T: agent steps between refreshes of the targets; a multiple of G, the agent steps between updates."""
+    """T: agent steps between refreshes of the targets, a multiple of G, the steps between updates; of sac: updates."""
     target_step_size: Annotated[float, _also("tau")] = 1.0
     """How far a refresh moves: 1 is a copy, less is a moving average."""
     target_sync_period: int = 30
     """D of iterated-target-based: agent steps between updates of the later links of its chain."""
     learning_rate: float = 1e-3
     """Of Adam, or in a stream of ObGD, before its bound."""
+    learning_rate_end: float = 0.0
+    """What it is at the end of its decay."""
+    learning_rate_decay_updates: int = 0
+    """Updates of its linear decay; 0: it stays as it is."""
     adam_epsilon: float = 1e-8
     """Of Adam."""
+
+    # -- actor and critic ---------------------------------------------------------------------------------
+    twin_q: bool = False
+    """Two critics; the one that expects less is learned from."""
+    num_atoms: int = 1
+    """Values that a critic tells the probabilities of, spread over +- value_bound; 1: it tells the mean."""
+    value_bound: float = 5.0
+    """Of the atoms; rewards are then divided by at least the largest return over this."""
+    joint_batch_norm: Literal["auto", "yes", "no"] = "auto"
+    """BatchNorm after each activation of the critic, over s and s' at once. auto: without a target network."""
+    batch_norm_epsilon: float = 1e-5
+    """Of BatchNorm. Not in the paper."""
+    entropy_temperature_start: float = 1.0
+    """alpha of the policy's entropy at the start; it is learned."""
+    target_entropy_per_action: float = -1.0
+    """The entropy that alpha steers to, for each number of an action."""
+    critic_width: int = 512
+    """Of a SimbaV2 critic."""
+    critic_blocks: int = 2
+    """Of a SimbaV2 critic."""
+    policy_width: int = 128
+    """Of a SimbaV2 policy."""
+    policy_blocks: int = 1
+    """Of a SimbaV2 policy."""
 
     # -- learning from a stream ---------------------------------------------------------------------------
     trace_decay: float = 0.8
@@ -150,12 +207,12 @@ class Config:
     """Share of random actions after the decay."""
     epsilon_decay_steps: int = 10_000
     """Agent steps of the linear decay."""
-    acting_rule: Literal["uniform", "episode", "mean", "last"] = "uniform"
-    """The head that acts: a random online head at each step (the paper) or each episode, their mean, the last."""
+    acting_rule: Literal["uniform", "episode", "mean", "last", "sample"] = "uniform"
+    """Who acts: a random online head at each step (the paper) or episode, their mean, the last; sac: sample, mean."""
 
     # -- network -----------------------------------------------------------------------------------------------
     torso: str = "auto"
-    """What is under the heads: mlp, minatar, nature, impala or stream. auto: by the shape of the observation."""
+    """What is under the heads: mlp, minatar, nature, impala, stream or simba. auto: by the shape of the observation."""
     hidden_sizes: tuple[int, ...] = (128, 128)
     """Of the MLP; none: linear in the observation."""
     layer_norm: bool = False
@@ -225,8 +282,10 @@ class Config:
             self._require(name, getattr(self, name) <= limit, f"must be at most {limit}")
         for name in ("discount", "epsilon_start", "epsilon_end", "trace_decay", "initial_sparsity"):
             self._require(name, 0 <= getattr(self, name) <= 1, "must be between 0 and 1")
-        for name in ("mellowmax_temperature", "munchausen_temperature", "width_factor", "obgd_kappa"):
+        for name in ("mellowmax_temperature", "munchausen_temperature", "width_factor", "obgd_kappa", *_ABOVE_ZERO):
             self._require(name, getattr(self, name) > 0, "must be above 0")
+        rules = ("sample", "mean") if self.is_actor_critic else ("uniform", "episode", "mean", "last")
+        self._require("acting_rule", self.acting_rule in rules, f"must be one of {', '.join(rules)} for {self.agent}")
         self._require("target_step_size", 0 < self.target_step_size <= 1, "must be above 0 and at most 1")
         self._require("munchausen_clip", self.munchausen_clip <= 0, "must be at most 0")
         self._require("head_weights", all(map(math.isfinite, self.head_weights)), "must be finite numbers")
@@ -269,10 +328,10 @@ class Config:
 
     def _require_own_settings(self) -> None:
         begun = {field.name: field.default for field in dataclasses.fields(self)} | AGENTS[self.agent]
-        for agent, names in OWN.items():
-            for name in names if agent != self.agent else ():
-                rule = f"is for `isqn train {agent}`, and stays {begun[name]!r} for {self.agent}"
-                self._require(name, getattr(self, name) == begun[name], rule)
+        for name in sorted(others(self.agent)):
+            owners = " or ".join(f"`isqn train {agent}`" for agent, names in OWN.items() if name in names)
+            rule = f"is for {owners}, and stays {begun[name]!r} for {self.agent}"
+            self._require(name, getattr(self, name) == begun[name], rule)
 
     def _require(self, field: str, holds: bool, rule: str) -> None:
         if not holds:
@@ -284,6 +343,18 @@ class Config:
         return self.agent == "stream-q"
 
     @property
+    def is_actor_critic(self) -> bool:
+        """Whether a policy acts, and not the values."""
+        return self.agent == "sac"
+
+    @property
+    def uses_batch_norm(self) -> bool:
+        if not self.is_actor_critic:
+            return self.batch_norm
+        auto = not self.target_scheme.num_copies
+        return {"auto": auto, "yes": True, "no": False}[self.joint_batch_norm]
+
+    @property
     def target_scheme(self) -> TargetScheme:
         return make_scheme(self.scheme, self.num_bellman_iterations)
 
@@ -291,7 +362,8 @@ class Config:
     def label(self) -> str:
         """The paper's name of what is trained, such as "iS-DQN K=9"."""
         learned = {"none": "", "adam": "Meta ", "sgd": "Meta-SGD "}[self.meta_gradient]
-        return learned + self.target_scheme.label("Stream Q(λ)" if self.streams else LOSSES[self.loss][0])
+        algorithm = {"stream-q": "Stream Q(λ)", "sac": "SAC"}.get(self.agent, LOSSES[self.loss][0])
+        return learned + self.target_scheme.label(algorithm)
 
     @property
     def pair_weights(self) -> tuple[float, ...]:
@@ -314,11 +386,18 @@ class Config:
     @property
     def held_out_size(self) -> int:
         """Transitions that come along with a batch and are not learned from, for the probes."""
-        return (STREAM_HELD_OUT if self.streams else self.batch_size) if self.analysis else 0
+        if not self.analysis or self.is_actor_critic:  # which is looked at, but not at its gradients
+            return 0
+        return STREAM_HELD_OUT if self.streams else self.batch_size
+
+    @property
+    def learned_batch_size(self) -> int:
+        """Of all updates after a step."""
+        return self.batch_size * self.updates_per_step
 
     @property
     def sampled_batch_size(self) -> int:
-        return self.batch_size + self.held_out_size
+        return self.learned_batch_size + self.held_out_size
 
     @property
     def replay_rows(self) -> int:
@@ -331,8 +410,18 @@ class Config:
 
     def epsilon(self, step: Any) -> Any:
         """Share of random actions; works on numbers and on traced arrays."""
+        if self.is_actor_critic:
+            return 1.0 * (step < self.learning_starts)
         left = 1.0 - step / max(self.epsilon_decay_steps, 1)
         return self.epsilon_end + (self.epsilon_start - self.epsilon_end) * left * (left > 0)
+
+    @property
+    def last_epsilon(self) -> float:
+        return float(self.epsilon(self.epsilon_decay_steps + self.learning_starts))
+
+    @property
+    def evaluation_epsilon(self) -> float:
+        return 0.0 if self.is_actor_critic else 0.001
 
     def kept(self) -> dict[str, Any]:
         """What a run must go on with to come to the same bits, in JSON's terms."""
@@ -368,7 +457,7 @@ def begin(agent: Any) -> Config:
 
 def others(agent: str) -> set[str]:
     """Settings that it does not have."""
-    return {name for other, names in OWN.items() if other != agent for name in names}
+    return {name for names in OWN.values() for name in names} - set(OWN.get(agent, ()))
 
 
 def to_toml(config: Config) -> str:

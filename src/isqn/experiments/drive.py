@@ -220,9 +220,10 @@ def _like(config: Config) -> tuple[object, ...]:
     """Runs that take about as long: other games of a kind; fewer heads, as the paper's appendix B finds, but for those
     that learn from a stream: there each head has a trace."""
     kind = config.env_id.partition("/")[0]
-    network = (config.torso, config.hidden_sizes, config.width_factor, config.compute_dtype)
-    norms = (config.layer_norm, config.batch_norm)
-    update = (config.loss, config.analysis, config.meta_gradient, config.batch_size, config.update_period)
+    network = (config.torso, config.hidden_sizes, config.width_factor, config.critic_width, config.compute_dtype)
+    norms = (config.layer_norm, config.uses_batch_norm)
+    batches = (config.learned_batch_size, config.update_period)
+    update = (config.loss, config.analysis, config.meta_gradient, *batches)
     pairs = config.target_scheme.num_pairs if config.streams else 0
     return kind, config.num_seeds, config.loop, network, norms, update, pairs
 

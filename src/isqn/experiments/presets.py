@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from isqn.envs.scores import DMC_HARD_7
 from isqn.experiments.config import AGENTS, Config, nearest
 from isqn.types import UserError
 
@@ -61,41 +62,43 @@ _ATARI_CQL = _SHARED | {
     # not in the paper
     "total_updates": 3_125_000,  # 50 epochs, the default of the authors' slimCQL
 }
-# Paper, Table 2.
-_DMC_HARD = {
-    "env_id": "dm_control/dog-walk-v0",
+# Paper, Table 2. BatchNorm for TF and iS only is what `joint_batch_norm` does by itself.
+_DMC = AGENTS["sac"] | {
     "discount": 0.99,
-    "max_episode_frames": 1_000,  # H; with the action repeat, 500 agent steps
-    "action_repeat": 2,
+    "protocol": "action-repeat-2",
+    "max_episode_steps": 500,  # H is 1,000 frames of the simulator
     "batch_size": 256,
-    "policy_torso": "simbav2-actor",
-    "torso": "simbav2-critic",
-    "head_hidden_size": 512,
-    "activation": "relu",
-    "batch_norm_schemes": ("target-free", "iterated-shared"),
-    "total_timesteps": 500_000,
+    "torso": "simba",
     "target_step_size": 5e-3,
-    "learning_starts": 5_000,
     "buffer_size": 1_000_000,
     "learning_rate": 1e-4,
     "learning_rate_end": 1e-5,
-    "optimizer": "adam",
     "twin_q": False,
     "num_atoms": 101,
     "head_weight_discount": 0.25,  # section 5.3
     # not in the paper; the code of SimbaV2 (Lee et al. 2025), whose details the paper follows
     "updates_per_step": 2,
-    "target_update_period_updates": 1,
+    "target_update_period": 1,
     "adam_epsilon": 1e-8,
     "policy_width": 128,
     "policy_blocks": 1,
-    "critic_width": 512,
     "critic_blocks": 2,
-    "value_bound": 5.0,  # atoms are spread over [-5, 5]
+    "value_bound": 5.0,
     "entropy_temperature_start": 0.01,
     "target_entropy_per_action": -0.5,
+    "normalise_observations": True,
+    "normalise_rewards": True,
+}
+_DMC_HARD = _DMC | {
+    "env_id": "dm_control/dog-walk-v0",
+    "critic_width": 512,  # the hidden layer of the heads
+    "total_timesteps": 500_000,
+    "learning_starts": 5_000,
+    # not in the paper; the code of SimbaV2
+    "learning_rate_decay_updates": 1_000_000,
     # not in the paper; ours
     "epoch_steps": 10_000,  # 20 episodes
+    "log_period_steps": 1_000,
 }
 # Paper, Table 3.
 _WORDLE = {
@@ -225,6 +228,36 @@ PRESETS: dict[str, Preset] = {
         agent="stream-q",
     ),
     "dmc-hard": Preset("SAC with SimbaV2 on the hard tasks of the DeepMind Control suite", _DMC_HARD, agent="sac"),
+    # Ours: a critic of an eighth of the width, half the batch, a fraction of the steps.
+    "dmc-small": Preset(
+        "the same with a small critic, on a laptop",
+        _DMC
+        | {
+            "env_id": "dm_control/cartpole-swingup-v0",
+            "batch_size": 128,
+            "critic_width": 64,
+            "policy_width": 64,
+            "total_timesteps": 20_000,
+            "learning_starts": 1_000,
+            "learning_rate_decay_updates": 40_000,
+            "epoch_steps": 1_000,
+            "log_period_steps": 500,
+        },
+        agent="sac",
+    ),
+    # Ours: the sizes of the first SAC (Haarnoja et al. 2018).
+    "continuous": Preset(
+        "SAC on any task with continuous actions: MLP 2 × 256, two critics",
+        AGENTS["sac"]
+        | {
+            "env_id": "Pendulum-v1",
+            "twin_q": True,
+            "total_timesteps": 20_000,
+            "epoch_steps": 2_000,
+            "log_period_steps": 500,
+        },
+        agent="sac",
+    ),
     "wordle": Preset("ILQL with GPT-2 small on Wordle", _WORDLE, agent="ilql"),
     # Ours: the sizes of Young & Tian 2019, the paper's update period and schedule in proportion.
     "minatar": Preset(
@@ -298,6 +331,9 @@ def preset_config(name: str, agent: str | None = None) -> Config:
 
 def preset_for(env_id: str, agent: str = "dqn") -> str:
     """What fits an environment if nothing is asked for."""
+    if agent == "sac":
+        task = env_id.removeprefix("dm_control/").removesuffix("-v0")
+        return "continuous" if task == env_id else "dmc-hard" if task in DMC_HARD_7 else "dmc-small"
     stream = "-stream" if agent == "stream-q" else ""
     if env_id.startswith("ALE/"):
         return f"atari{stream or '-cnn-ln'}"

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from isqn.networks.layers import sparse_uniform
-from isqn.networks.torsos import SHORTEST_SIDE, TORSOS, Style
+from isqn.networks.layers import Style, sparse_uniform
+from isqn.networks.simba import SimbaPolicy, orthogonal, unit_columns
+from isqn.networks.torsos import SHORTEST_SIDE, TORSOS, MLPPolicy
 from isqn.types import Array, EnvSpec, Params, UserError
 
 if TYPE_CHECKING:
@@ -27,11 +28,22 @@ class Network(NamedTuple):
     features: Callable[[Params, Array], Array]  # torso's params, obs (B, ...) -> (B, F), without BatchNorm
     values: Callable[[Params, Array], Array]  # heads' params, features (B, F) -> q (B, H, A)
     look: Callable[[Params, Params, Array], tuple[list[Array], Array]]  # the output of every ReLU, the shared features
+    project: Callable[[Params], Params]  # after each step of the optimizer: back to where the parameters may lie
 
 
-def torso_name(requested: str, spec: EnvSpec, streams: bool = False) -> str:
+class Policy(NamedTuple):
+    """Pure functions; `params` has a `torso` of everything."""
+
+    init: Callable[[Array], Params]
+    apply: Callable[[Params, Array], tuple[Array, Array]]  # params, obs (B, ...) -> mean, log of the deviation (B, A)
+    project: Callable[[Params], Params]
+
+
+def torso_name(requested: str, spec: EnvSpec, streams: bool = False, critic: bool = False) -> str:
     """ "auto" looks at the observation: a vector, a small image, a large one."""
     side = min(spec.frame_shape[:2])
+    if requested == "simba" and not critic:
+        raise UserError("--torso simba is for `isqn train sac`; use --torso auto.")
     if requested == "auto":
         if not spec.is_image:
             return "mlp"
@@ -53,19 +65,61 @@ def torso_name(requested: str, spec: EnvSpec, streams: bool = False) -> str:
     return requested
 
 
-def make_network(spec: EnvSpec, num_heads: int, config: Config) -> Network:
-    style = Style(
+def _style(config: Config, **others: Any) -> Style:
+    return Style(
         layer_norm=config.layer_norm,
-        batch_norm=config.batch_norm,
         width_factor=config.width_factor,
         hidden_sizes=config.hidden_sizes,
         dtype=jnp.dtype(config.compute_dtype),
         stream=config.streams,
         layer_norm_axes=config.layer_norm_axes,
+        batch_norm_epsilon=config.batch_norm_epsilon,
+        **others,
     )
-    name = torso_name(config.torso, spec, config.streams)
-    torso = TORSOS[name](style)
-    kernel_init = jax.nn.initializers.lecun_normal() if name == "mlp" else jax.nn.initializers.xavier_uniform()
+
+
+def make_policy(spec: EnvSpec, config: Config) -> Policy:
+    simba = torso_name(config.torso, spec, critic=True) == "simba"
+    style = _style(config, width=config.policy_width, blocks=config.policy_blocks)
+    module = (SimbaPolicy if simba else MLPPolicy)(style, spec.num_actions)
+
+    def init(key: Array) -> Params:
+        return module.init(key, jnp.zeros((1, *spec.obs_shape)))["params"]
+
+    def apply(params: Params, obs: Array) -> tuple[Array, Array]:
+        return module.apply({"params": params}, obs)  # type: ignore[return-value]
+
+    return Policy(init, apply, unit_columns if simba else _unchanged)
+
+
+def make_critic(spec: EnvSpec, num_heads: int, config: Config) -> Network:
+    """Of one or two critics: a network over an observation and an action, joined, whose heads have an output for each
+    atom of a value. What belongs to one critic has an axis for them: the first of the torso and the statistics, the
+    second of the heads; values are (B, H, C, A)."""
+    joined = spec.obs_shape[-1] + spec.num_actions
+    seen = EnvSpec(spec.id, spec.protocol, (joined,), "float32", config.num_atoms)
+    one, count, axes = make_network(seen, num_heads, config), 2 if config.twin_q else 1, {"torso": 0, "heads": 1}
+
+    def init(key: Array) -> tuple[Params, Params]:
+        return jax.vmap(one.init, out_axes=(axes, 0))(jax.random.split(key, count))
+
+    def apply(params: Params, statistics: Params, x: Array, train: bool = False) -> tuple[Array, Params]:
+        return jax.vmap(lambda p, s: one.apply(p, s, x, train), (axes, 0), (2, 0))(params, statistics)
+
+    def look(params: Params, statistics: Params, x: Array) -> tuple[list[Array], Array]:
+        first = {"torso": jax.tree.map(lambda w: w[0], params["torso"]), "heads": {}}
+        return one.look(first, jax.tree.map(lambda s: s[0], statistics), x)
+
+    return one._replace(init=init, apply=apply, look=look)
+
+
+def make_network(spec: EnvSpec, num_heads: int, config: Config) -> Network:
+    batch_norm = config.uses_batch_norm
+    style = _style(config, batch_norm=batch_norm, width=config.critic_width, blocks=config.critic_blocks)
+    name = torso_name(config.torso, spec, config.streams, config.is_actor_critic)
+    torso, simba = TORSOS[name](style), name == "simba"
+    kernel_inits = {"mlp": jax.nn.initializers.lecun_normal(), "simba": orthogonal}
+    kernel_init = kernel_inits.get(name, jax.nn.initializers.xavier_uniform())
 
     def init(key: Array) -> tuple[Params, Params]:
         torso_key, head_key = jax.random.split(key)
@@ -84,7 +138,7 @@ def make_network(spec: EnvSpec, num_heads: int, config: Config) -> Network:
 
     def apply(params: Params, statistics: Params, obs: Array, train: bool = False) -> tuple[Array, Params]:
         variables = {"params": params["torso"], "batch_stats": statistics}
-        if train and style.batch_norm:
+        if train and batch_norm:
             features, changed = torso.apply(variables, obs, True, mutable=["batch_stats"])
             statistics = changed["batch_stats"]
         else:
@@ -104,7 +158,11 @@ def make_network(spec: EnvSpec, num_heads: int, config: Config) -> Network:
         features, collected = torso.apply(variables, obs, False, mutable=["intermediates"])
         return jax.tree.leaves(_in_call_order(collected.get("intermediates", {}))), features
 
-    return Network(init, apply, features, values, look)
+    return Network(init, apply, features, values, look, unit_columns if simba else _unchanged)
+
+
+def _unchanged(params: Params) -> Params:
+    return params
 
 
 def _in_call_order(tree: Any) -> Any:

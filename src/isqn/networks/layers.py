@@ -1,9 +1,10 @@
-"""The layers that are not flax's own."""
+"""The layers that are not flax's own, and the style that every torso is given."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import flax.linen as nn
@@ -14,6 +15,25 @@ import numpy as np
 from isqn.types import Array
 
 
+@dataclass(frozen=True)
+class Style:
+    """What every torso can vary."""
+
+    layer_norm: bool = False
+    batch_norm: bool = False
+    width_factor: float = 1.0  # scales the last hidden layer: the features that the heads share (paper, D.3)
+    hidden_sizes: tuple[int, ...] = (128, 128)  # of the MLP
+    dtype: jnp.dtype = jnp.float32  # of convolutions and matrix products; parameters stay float32
+    stream: bool = False  # Elsayed et al. 2024: LayerNorm has no parameters, and the ReLU leaks
+    layer_norm_axes: str = "channels"  # of a LayerNorm without parameters; or "all" of a sample
+    width: int = 512  # of SimbaV2
+    blocks: int = 2
+    batch_norm_epsilon: float = 1e-5
+
+    def features(self, size: int) -> int:
+        return max(1, round(size * self.width_factor))
+
+
 class LayerNorm(nn.Module):
     """Over the last axis, in float32 whatever comes in, with a learned scale and bias."""
 
@@ -22,6 +42,19 @@ class LayerNorm(nn.Module):
         scale = self.param("scale", nn.initializers.ones_init(), x.shape[-1:])
         bias = self.param("bias", nn.initializers.zeros_init(), x.shape[-1:])
         return layer_norm(x.astype(jnp.float32), scale, bias)
+
+
+class BatchNorm(nn.Module):
+    """As the authors': on images one statistic for each position, shared by the channels."""
+
+    epsilon: float = 1e-5
+    fast: bool = True  # the variance as E[x^2] - E[x]^2, which loses the digits of small ones
+
+    @nn.compact
+    def __call__(self, x: Array, train: bool) -> Array:
+        axis: Any = (1, 2) if x.ndim == 4 else -1
+        settings = {"axis": axis, "epsilon": self.epsilon, "use_fast_variance": self.fast, "dtype": jnp.float32}
+        return nn.BatchNorm(use_running_average=not train, **settings)(x)
 
 
 def plain_layer_norm(x: Array, axes: str) -> Array:

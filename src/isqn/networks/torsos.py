@@ -3,30 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from isqn.networks.layers import Conv, LayerNorm, PatchConv, dot, dot_of_one, plain_layer_norm
+from isqn.networks.layers import BatchNorm, Conv, LayerNorm, PatchConv, Style, dot, dot_of_one, plain_layer_norm
+from isqn.networks.simba import Simba, bounded
 from isqn.types import Array
-
-
-@dataclass(frozen=True)
-class Style:
-    """What every torso can vary."""
-
-    layer_norm: bool = False
-    batch_norm: bool = False
-    width_factor: float = 1.0  # scales the last hidden layer: the features that the heads share (paper, D.3)
-    hidden_sizes: tuple[int, ...] = (128, 128)  # of the MLP
-    dtype: jnp.dtype = jnp.float32  # of convolutions and matrix products; parameters stay float32
-    stream: bool = False  # Elsayed et al. 2024: LayerNorm has no parameters, and the ReLU leaks
-    layer_norm_axes: str = "channels"  # of a LayerNorm without parameters; or "all" of a sample
-
-    def features(self, size: int) -> int:
-        return max(1, round(size * self.width_factor))
 
 
 class Activation(nn.Module):
@@ -50,17 +34,8 @@ class Activation(nn.Module):
         if self.flatten:
             x = x.reshape(x.shape[0], -1)
         if self.style.batch_norm and self.batch_norm:
-            x = BatchNorm()(x, train)
+            x = BatchNorm(self.style.batch_norm_epsilon)(x, train)
         return x
-
-
-class BatchNorm(nn.Module):
-    """As the authors': on images one statistic for each position, shared by the channels."""
-
-    @nn.compact
-    def __call__(self, x: Array, train: bool) -> Array:
-        axis = (1, 2) if x.ndim == 4 else -1
-        return nn.BatchNorm(use_running_average=not train, axis=axis, dtype=jnp.float32)(x)  # type: ignore[arg-type]
 
 
 class Input(nn.Module):
@@ -91,6 +66,19 @@ class MLP(nn.Module):
             x = nn.Dense(size, dtype=self.style.dtype)(x)  # flax's default kernel is lecun_normal, as the authors'
             x = Activation(self.style)(x, train)
         return x
+
+
+class MLPPolicy(nn.Module):
+    """Mean and logarithm of the deviation of each number of an action, before tanh."""
+
+    style: Style
+    num_actions: int
+
+    @nn.compact
+    def __call__(self, x: Array) -> tuple[Array, Array]:
+        x = MLP(self.style)(x, False)
+        mean, log_std = (nn.Dense(self.num_actions, dtype=self.style.dtype)(x) for _ in range(2))
+        return mean, bounded(log_std)
 
 
 class CNN(nn.Module):
@@ -147,6 +135,7 @@ TORSOS: dict[str, Callable[[Style], nn.Module]] = {
     "impala": Impala,
     # Elsayed et al. 2024: larger strides, no padding
     "stream": lambda style: CNN(style, PatchConv, ((32, 8, 5), (64, 4, 3), (64, 3, 2)), 256),
+    "simba": Simba,
 }
 # Those for images, and the shortest side that leaves them a pixel: without padding, a convolution needs its kernel.
 SHORTEST_SIDE = {"minatar": 3, "nature": 1, "impala": 1, "stream": 53}

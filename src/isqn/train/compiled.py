@@ -19,7 +19,7 @@ import numpy as np
 import safetensors.numpy
 
 from isqn.agents.q_learning import Agent, AgentState
-from isqn.analysis.probes import FEATURE_PROBES, probe_features
+from isqn.analysis.probes import probe_columns, probe_features
 from isqn.compiler import jit
 from isqn.data.device_replay import DeviceReplay, Rows
 from isqn.data.files import DamagedFile, Description, read_file, sync, write_file
@@ -80,7 +80,7 @@ def make_loop(config: Config, agent: Agent, env: NativeEnvironment, replay: Devi
         length = state.episode_length + 1
         total = state.episode_return + reward
         over = terminated | truncated | (length >= config.max_episode_steps)
-        seen, next_obs = agent.observe(state.agent, frame)
+        seen, next_obs = agent.observe(state.agent, frame, reward, over)
         row = Rows(state.obs, action, reward, terminated, over, next_obs, explored)
         begun, first_frame = env.reset(reset_key)
         again = (begun, *agent.observe(seen, first_frame))
@@ -198,7 +198,7 @@ def train(
     loop = make_loop(config, agent, env, replay)
     seeds = jnp.arange(config.seed, config.seed + len(run_dirs))
     totals = empty_totals(agent, config, env.spec)
-    columns = metrics_columns(totals, FEATURE_PROBES if config.analysis else ())
+    columns = metrics_columns(totals, probe_columns(config))
     totals = jax.tree.map(lambda m: jnp.zeros((len(run_dirs), *m.shape), m.dtype), totals)
     restored = _restore(run_dirs, jax.eval_shape(loop.init, seeds), totals, replay)
     if restored:
@@ -284,7 +284,7 @@ def train(
                         if config.analysis:
                             key = device_key(mine.seed, "probe", step)
                             looked_at = replay.sample(_one(state.rows, index), step, key, config.analysis_samples)
-                            row |= probe_features(agent.network, mine, looked_at.obs)
+                            row |= probe_features(agent, mine, looked_at)
                     counts[index].logged_updates = 0
                     metrics[index].add(row)
                     trackers[index].log(row, step)

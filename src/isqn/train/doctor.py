@@ -7,6 +7,7 @@ from typing import Any
 
 import psutil
 
+from isqn.envs import dmc
 from isqn.envs.adapter import make_environment
 from isqn.experiments.config import Config
 from isqn.train import record, run, timing
@@ -15,6 +16,7 @@ from isqn.types import UserError
 EXTRAS = {
     "atari": ("ale_py", "cv2"),
     "minatar": ("pgx", "minatar"),
+    "dmc": ("dm_control", "mujoco"),
     "report": ("matplotlib", "plotly"),
     "ray": ("ray",),
     "slurm": ("submitit",),
@@ -45,10 +47,18 @@ def examine(config: Config) -> dict[str, Any]:
         "bottleneck": part,
         "steps_per_second": rate,
         "verdict": f"about {rate:,.0f} steps/s while learning in the host loop; the {part} takes {share:.0%} of a step "
-        f"(an update every {config.update_period} steps).",
+        f"({_updates(config)}).",
     }
+
+
+def _updates(config: Config) -> str:
+    if config.updates_per_step > 1:
+        return f"{config.updates_per_step} updates after every step"
+    return f"an update every {config.update_period} steps"
 
 
 def _extra(name: str, modules: tuple[str, ...]) -> str:
     missing = [module for module in modules if find_spec(module) is None]
-    return "installed" if not missing else f'without {", ".join(missing)}: pip install "isqn[{name}]"'
+    if missing:
+        return f'without {", ".join(missing)}: pip install "isqn[{name}]"'
+    return (dmc.version_problem() if name == "dmc" else None) or "installed"

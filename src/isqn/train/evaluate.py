@@ -72,8 +72,7 @@ def evaluate(
         while not over:
             if video and index == 0:
                 pictures.append(_picture(env))
-            action = int(call.act(state, obs, epsilon, step, index).action)
-            frame, reward, terminated, truncated = env.step(action)
+            frame, reward, terminated, truncated = env.step(call.act(state, obs, epsilon, step, index).action)
             obs = stack.push(see(frame))
             step, length, total = step + 1, length + 1, total + reward
             over = truncated or length >= max_episode_steps
@@ -97,7 +96,7 @@ def random_return(env_id: str, episodes: int = 1_000, seed: int = 0, most_steps:
     for episode in range(episodes):
         env.reset(episode_seed(seed, episode))
         for _ in range(most_steps):
-            _, reward, terminated, truncated = env.step(int(rng.integers(env.spec.num_actions)))
+            _, reward, terminated, truncated = env.step(env.spec.random_action(rng))
             total += reward
             if terminated or truncated:
                 break

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from isqn.agents.q_learning import Agent
-from isqn.analysis.probes import FEATURE_PROBES, probe_features
+from isqn.analysis.probes import probe_columns, probe_features
 from isqn.compiler import jit
 from isqn.data.files import DamagedFile
 from isqn.data.replay import Replay
@@ -68,22 +68,25 @@ def compile_agent(agent: Agent) -> Functions:
         return state, jax.tree.map(jnp.add, totals, metrics)
 
     @program
-    def count(state: Any, frame: Any) -> tuple[Any, Any]:
-        state, frame = agent.observe(state, frame)
+    def count(state: Any, *seen: Any) -> tuple[Any, Any]:
+        state, frame = agent.observe(state, *seen)
         return state.moments, frame
 
-    def observe(state: Any, frame: np.ndarray) -> tuple[Any, np.ndarray]:
-        if not (state.moments and state.moments.observations):
+    def only(state: Any, *parts: str) -> Any:
+        """Without the many arrays that are not looked at, which would be handed over at every step."""
+        return state._replace(**dict.fromkeys(set(state._fields) - {"seed", *parts}, ()))
+
+    def observe(state: Any, frame: np.ndarray, *step: Any) -> tuple[Any, np.ndarray]:
+        if not jax.tree.leaves(state.moments):
             return state, frame
-        moments, frame = count(state._replace(params=(), copies=(), optimizer=()), frame)
-        return state._replace(moments=moments), np.asarray(frame)
+        moments, obs = count(only(state, "moments"), frame, *step)
+        return state._replace(moments=moments), np.asarray(obs)
 
     act = program(agent.act)
     return Functions(
         init=program(agent.init),
         observe=observe,
-        # without the many arrays that it does not look at, which would be handed over at every step
-        act=lambda state, *rest: act(state._replace(optimizer=(), moments=()), *rest),
+        act=lambda state, *rest: act(only(state, *agent.acts_by), *rest),
         update=program(update, donate_argnums=(0, 1)),
         refresh=program(agent.refresh, donate_argnums=0),
         sync=program(agent.sync, donate_argnums=0),
@@ -106,10 +109,10 @@ def train(
     call = functions or compile_agent(agent)
     progress = progress or Progress(config.total_timesteps, enabled=False)
     count = Counters()
-    history: list[list[int]] = [[]]  # actions since the game began, life by life
+    history: list[list[np.ndarray]] = [[]]  # actions since the game began, life by life
     totals = empty_totals(agent, config, env.spec)
     state = call.init(seed)
-    metric_columns = metrics_columns(totals, FEATURE_PROBES if config.analysis else ())
+    metric_columns = metrics_columns(totals, probe_columns(config))
 
     restored = _restore(run_dir, state, totals, make_replay)
     if restored:
@@ -141,7 +144,8 @@ def train(
         for table in (episodes, metrics):
             table.flush_to_disk()
         arrays = checkpoint.flatten({"agent": state, "totals": totals})
-        arrays["history.actions"] = np.array([a for actions in history for a in actions], np.int32)
+        taken = [action for actions in history for action in actions]
+        arrays["history.actions"] = np.array(taken, env.spec.action_dtype).reshape(-1, *env.spec.action_shape)
         arrays["history.lengths"] = np.array([len(actions) for actions in history], np.int32)
         arrays["history.frame"] = frame
         manifest = {
@@ -158,7 +162,7 @@ def train(
             # Act.
             epsilon = config.epsilon(count.step)
             choice = call.act(state, replay.observation(), epsilon, count.step, count.episode)
-            action = int(choice.action)
+            action = np.asarray(choice.action)
             try:
                 frame, reward, terminated, truncated = env.step(action)
             except UserError:
@@ -169,7 +173,8 @@ def train(
             count.episode_length += 1
             count.episode_return += reward
             truncated = truncated or (not terminated and count.episode_length >= config.max_episode_steps)
-            state, obs = call.observe(state, frame)
+            ended = terminated or truncated
+            state, obs = call.observe(state, frame, reward, ended)
             replay.add(action, reward, terminated, truncated, obs)
 
             # Learn.
@@ -178,13 +183,14 @@ def train(
                     if agent.streams:
                         batch = replay.latest(explored=bool(choice.explored))
                     else:
-                        batch = replay.sample(config.batch_size, host_generator(seed, "replay", count.updates))
-                    if config.analysis:
+                        generator = host_generator(seed, "replay", count.updates)
+                        batch = replay.sample(config.learned_batch_size, generator)
+                    if config.held_out_size:
                         held_out = replay.sample(config.held_out_size, host_generator(seed, "held-out", count.updates))
                         batch = with_held_out(batch, held_out)
                     state, totals = call.update(state, totals, batch)
-                    count.updates += 1
-                    count.logged_updates += 1
+                    count.updates += config.updates_per_step
+                    count.logged_updates += config.updates_per_step
                 if agent.refreshes and count.step % config.target_update_period == 0:
                     state = call.refresh(state)
                 elif scheme.num_copies > 1 and count.step % config.target_sync_period == 0:
@@ -209,14 +215,13 @@ def train(
                     totals, count.logged_updates = jax.tree.map(jnp.zeros_like, totals), 0
                     if config.analysis:
                         looked_at = replay.sample(config.analysis_samples, host_generator(seed, "probe", count.step))
-                        row |= probe_features(agent.network, state, looked_at.obs)
+                        row |= probe_features(agent, state, looked_at)
                 metrics.add(row)
                 tracker.log(row, count.step)
                 logged_at, logged_step = now, count.step
             progress.show(count.step, last_return, last_loss)
 
             # A lost life may end an episode for the learner; the game, whose return is a result, goes on.
-            ended = terminated or truncated
             over = ended and not (env.continues and count.episode_length < config.max_episode_steps)
             if over:
                 last_return = count.episode_return
@@ -275,7 +280,7 @@ def _restore(run_dir: Path, state: Any, totals: Any, make_replay: Callable[[], R
         require_tables(run_dir, manifest["tables"])
         checkpoint.drop_after(run_dir, step)
         ends = np.cumsum(lengths)
-        history = [actions[end - length : end].tolist() for end, length in zip(ends, lengths, strict=True)]
+        history = [list(actions[end - length : end]) for end, length in zip(ends, lengths, strict=True)]
         tree = jax.tree.map(jnp.asarray, tree)
         counters, tables = Counters(**manifest["counters"]), manifest["tables"]
         return tree["agent"], tree["totals"], replay, counters, history, tables, frame
@@ -284,7 +289,7 @@ def _restore(run_dir: Path, state: Any, totals: Any, make_replay: Callable[[], R
     return None
 
 
-def _simulate(env: Environment, seed: int, episode: int, history: list[list[int]]) -> np.ndarray:
+def _simulate(env: Environment, seed: int, episode: int, history: list[list[np.ndarray]]) -> np.ndarray:
     """Bring a new environment to where the old one was."""
     frame = None
     for actions in history:

@@ -48,9 +48,9 @@ def play(
     config: Config,
     env: Environment,
     replay: Replay,
-    choose: Callable[[int, int], int],
+    choose: Callable[[int, int], Any],
     seed: int,
-    observe: Callable[[np.ndarray], np.ndarray] = lambda frame: frame,
+    observe: Callable[..., np.ndarray] = lambda frame, *_: frame,
 ) -> Iterator[None]:
     """Without learning: one step a turn, game after game; `choose` sees the numbers of the step and the episode."""
     episode, length = 0, 0
@@ -59,8 +59,9 @@ def play(
         action, length = choose(step, episode), length + 1
         frame, reward, terminated, truncated = env.step(action)
         truncated = truncated or (not terminated and length >= config.max_episode_steps)
-        replay.add(action, reward, terminated, truncated, observe(frame))
-        if terminated or truncated:
+        ended = terminated or truncated
+        replay.add(action, reward, terminated, truncated, observe(frame, reward, ended))
+        if ended:
             episode, length = episode + 1, 0
             replay.add_first(observe(env.reset(episode_seed(seed, episode))))
         yield

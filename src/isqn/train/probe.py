@@ -10,22 +10,32 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from isqn import moments
+from isqn.agents import normalise
 from isqn.analysis.probes import probe_features
 from isqn.envs import toy
 from isqn.envs.adapter import make_environment
+from isqn.experiments.config import Config
 from isqn.keys import host_generator
 from isqn.train import run
 from isqn.train.evaluate import load_agent_state
 from isqn.train.host import compile_agent
 from isqn.train.loop import empty_totals, means, play, with_held_out
+from isqn.types import UserError
 
 COLUMNS = {
     "effective-rank": ("effective_rank",),
     "dormant": ("dormant_share",),
     "target-churn": ("target_churn_train", "target_churn_held_out"),
     "gradient-cosine": ("gradient_cosine_own_tb", "gradient_cosine_tf_tb"),
+    "head-cosine": ("head_cosine",),
 }
+
+
+def available(config: Config) -> tuple[str, ...]:
+    """The metrics that an agent has."""
+    without = {"target-churn", "gradient-cosine"} if config.is_actor_critic else set()
+    without |= {"head-cosine"} if config.target_scheme.num_heads == 1 else set()
+    return tuple(metric for metric in COLUMNS if metric not in without)
 
 
 def probe_run(
@@ -38,32 +48,39 @@ def probe_run(
     """
     config = run.read_config(run_dir)
     env = make_environment(config.env_id, protocol=config.protocol)
+    metrics = metrics or available(config)
+    for metric in metrics:
+        if metric not in available(config):
+            raise UserError(
+                f"--metric {metric} is not for {config.label}; choose one of {', '.join(available(config))}."
+            )
     trained = run.make_agent(config, env.spec)
     state, step = load_agent_state(run_dir, trained, which)
     rows = samples + config.num_steps_return
     config = config.replace(analysis=True)
     agent = run.make_agent(config, env.spec)
     call = compile_agent(agent)
-    state = call.refresh(state._replace(probe=jax.tree.map(jnp.copy, state.params)))
+    if config.held_out_size:
+        state = call.refresh(state._replace(probe=jax.tree.map(jnp.copy, state.params)))
 
     replay, explored = run.replay_factory(config, env.spec, rows=2 * rows)(), []  # for a step two at most
 
-    def choose(step: int, episode: int) -> int:
-        choice = call.act(state, replay.observation(), config.epsilon_end, step, episode)
+    def choose(step: int, episode: int) -> Any:
+        choice = call.act(state, replay.observation(), config.last_epsilon, step, episode)
         explored.append(bool(choice.explored))
-        return int(choice.action)
+        return choice.action
 
-    def observe(frame: np.ndarray) -> np.ndarray:
+    def observe(*seen: Any) -> np.ndarray:
         nonlocal state
-        state, seen = call.observe(state, frame)
-        return seen
+        state, obs = call.observe(state, *seen)
+        return obs
 
     for _ in islice(play(config, env, replay, choose, seed, observe), rows):
         pass
     env.close()
 
     looked_at = replay.sample(samples, host_generator(seed, "probe"))
-    found: dict[str, float] = probe_features(agent.network, state, looked_at.obs)
+    found: dict[str, float] = probe_features(agent, state, looked_at)
     if {"target-churn", "gradient-cosine"} & set(metrics):
         totals, starts = empty_totals(agent, config, env.spec), replay.valid_starts()
         if agent.streams:  # traces of the games before end here
@@ -101,10 +118,10 @@ def known_values(run_dir: Path) -> KnownValues | None:
     state, _ = load_agent_state(run_dir, agent)
     obs: Any = problem.features
     if config.normalise_observations:
-        obs = moments.centred(state.moments.observations, obs)
+        obs = normalise.observation(state.moments, obs)
     q, _ = agent.network.apply(state.params, state.statistics, obs)
     learned = np.asarray(q)[:, np.array(config.target_scheme.online)].mean(axis=1)
     if config.normalise_rewards:
-        learned = learned * np.asarray(moments.deviation(state.moments.returns))
+        learned = learned * np.asarray(normalise.scale(state.moments))
     states = np.flatnonzero(~problem.terminal)
     return KnownValues(states, learned[states], toy.optimal_values(problem, config.discount)[states])

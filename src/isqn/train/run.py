@@ -19,7 +19,7 @@ from isqn.analysis.probes import observed
 from isqn.data.device_replay import DeviceReplay
 from isqn.data.files import DamagedFile
 from isqn.data.replay import Memory, Replay, memory_needed
-from isqn.envs import atari
+from isqn.envs import atari, dmc
 from isqn.envs.adapter import Environment, make_environment, require_protocol
 from isqn.envs.native import has_native, make_native
 from isqn.experiments.config import Config, flag, nearest_path, read_toml, seed_dir
@@ -34,7 +34,7 @@ LONG_RUN_STEPS = 100_000  # from here on a run is worth a measured estimate of i
 
 def make_agent(config: Config, spec: EnvSpec) -> Agent:
     agent = agents.make(config, spec)
-    return observed(agent, config, spec) if config.analysis else agent
+    return observed(agent, config, spec) if config.held_out_size else agent
 
 
 def uses_compiled_loop(config: Config) -> bool:
@@ -281,9 +281,9 @@ def _memory_line(config: Config, spec: EnvSpec) -> str:
 
 
 def _shorter(config: Config) -> str:
-    if not config.env_id.startswith("ALE/"):
-        return "."
-    return f"; --preset {'atari-stream-smoke' if config.streams else 'atari-smoke'} is a short one."
+    short = {"ALE/": "atari-stream-smoke" if config.streams else "atari-smoke", dmc.PREFIX: "dmc-small"}
+    names = [name for prefix, name in short.items() if config.env_id.startswith(prefix)]
+    return f"; --preset {names[0]} is a short one." if names else "."
 
 
 def _begin_summaries(config: Config, folders: list[Path], spec: EnvSpec) -> Callable[[], None]:

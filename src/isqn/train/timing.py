@@ -80,18 +80,19 @@ def measure(
     state: Any = call.init(config.seed)
     totals: Any = empty_totals(agent, config, env.spec)
 
-    def observe(frame: np.ndarray) -> np.ndarray:
+    def observe(*seen: Any) -> np.ndarray:
         nonlocal state
-        state, seen = call.observe(state, frame)
-        return seen
+        state, obs = call.observe(state, *seen)
+        return obs
 
-    steps = play(config, env, replay, lambda *_: int(rng.integers(env.spec.num_actions)), config.seed, observe)
+    steps = play(config, env, replay, lambda *_: env.spec.random_action(rng), config.seed, observe)
     for _ in range(max(200, config.num_steps_return + 1)):
         next(steps)
 
     def sample() -> Any:
-        batch = replay.latest(explored=False) if agent.streams else replay.sample(config.batch_size, rng)
-        return with_held_out(batch, replay.sample(config.held_out_size, rng)) if config.analysis else batch
+        batch = replay.latest(explored=False) if agent.streams else replay.sample(config.learned_batch_size, rng)
+        size = config.held_out_size
+        return with_held_out(batch, replay.sample(size, rng)) if size else batch
 
     batch = sample()
 
@@ -102,7 +103,7 @@ def measure(
 
     return StepTimes(
         environment=time_calls(lambda: next(steps), seconds),
-        act=time_calls(lambda: int(call.act(state, replay.observation(), np.float32(0.01), 0, 0).action), seconds),
+        act=time_calls(lambda: np.asarray(call.act(state, replay.observation(), 0.01, 0, 0).action), seconds),
         sample=time_calls(sample, seconds),
         update=time_calls(update, seconds),
     )

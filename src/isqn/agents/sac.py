@@ -1,0 +1,229 @@
+"""Soft actor-critic (Haarnoja et al. 2018) for every scheme: a policy acts, and the heads of a critic learn in pairs.
+
+The order within an update is that of SimbaV2 (Lee et al. 2025): policy, temperature, critic, refresh. Replays hold
+observations and rewards as they came; what they are normalised by moves, and is applied when they are learned from.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from isqn import losses, schemes
+from isqn.agents import normalise
+from isqn.agents.q_learning import Agent, AgentState, Choice
+from isqn.keys import device_key
+from isqn.networks import make_critic, make_policy
+from isqn.types import Array, EnvSpec, Metrics, Params, Transition, Values
+
+if TYPE_CHECKING:
+    from isqn.experiments.config import Config
+
+
+class Optimizers(NamedTuple):
+    critic: Any
+    policy: Any
+    temperature: Any
+    updates: Array  # so far; draws are counted by it
+
+
+def make(config: Config, spec: EnvSpec) -> Agent:
+    scheme = config.target_scheme
+    critic, policy = make_critic(spec, scheme.num_heads, config), make_policy(spec, config)
+    optimizer = make_optimizer(config)
+    atoms = losses.value_atoms(config.num_atoms, config.value_bound)
+    is_categorical = config.num_atoms > 1
+    pair_loss = partial(losses.categorical, value_bound=config.value_bound) if is_categorical else losses.expected
+    weights = jnp.asarray(config.pair_weights)
+    online, target, copy = np.array(scheme.online), np.array(scheme.target), np.array(scheme.copy, int)
+    target_entropy = config.target_entropy_per_action * spec.num_actions
+
+    def init(seed: Array | int) -> AgentState:
+        params, statistics = critic.init(device_key(seed, "network"))
+        if scheme.twins:
+            params, _ = schemes.refresh(scheme, params, ())
+        actor = {
+            "network": policy.init(device_key(seed, "policy")),
+            "log_temperature": jnp.log(jnp.float32(config.entropy_temperature_start)),
+        }
+        return AgentState(
+            seed=jnp.asarray(seed, jnp.uint32),
+            params=params,
+            statistics=statistics,
+            # copies are distinct buffers, because the state is donated to the update
+            copies=tuple(jax.tree.map(jnp.copy, params) for _ in range(scheme.num_copies)),
+            optimizer=Optimizers(
+                critic=optimizer.init(params),
+                policy=optimizer.init(actor["network"]),
+                temperature=optimizer.init(actor["log_temperature"]),
+                updates=jnp.int32(0),
+            ),
+            moments=normalise.begin(config, spec),
+            policy=actor,
+        )
+
+    def observe(
+        state: AgentState, frame: Array, reward: Array | None = None, ended: Array | None = None
+    ) -> tuple[AgentState, Array]:
+        return state._replace(moments=normalise.count(state.moments, frame, reward, ended, config.discount)), frame
+
+    def act(state: AgentState, obs: Array, epsilon: Array, step: Array, episode: Array) -> Choice:
+        explore, uniform, normal = jax.random.split(device_key(state.seed, "explore", step), 3)
+        seen = normalise.observation(state.moments, obs)[None]
+        mean, log_std = policy.apply(state.policy["network"], seen)
+        chosen = jnp.tanh(mean[0]) if config.acting_rule == "mean" else draw(normal, mean, log_std)[0][0]
+        random_action = jax.random.uniform(uniform, (spec.num_actions,), minval=-1)
+        return Choice(jnp.where(jax.random.uniform(explore) < epsilon, random_action, chosen), jnp.bool(False))
+
+    def value(outputs: Array) -> Array:
+        """What a critic expects, from its logits over atoms or its one number."""
+        return jax.nn.softmax(outputs) @ atoms if is_categorical else outputs[..., 0]
+
+    def values(params: Params, statistics: Params, now: Array, then: Array) -> tuple[Values, Params]:
+        """Both ends of each transition. With BatchNorm they pass as one batch, so that its averages are over both and a
+        gradient flows through them; without, apart, so that nothing of s' is differentiated."""
+        if config.uses_batch_norm:
+            both, statistics = critic.apply(params, statistics, jnp.concatenate([now, then]), True)
+            q, next_q = jnp.split(both, 2)
+        else:
+            q, _ = critic.apply(params, statistics, now)
+            next_q, _ = critic.apply(params, statistics, then)
+        return Values(q, jax.lax.stop_gradient(next_q)), statistics
+
+    def pair_losses(
+        params: Params, statistics: Params, copies: tuple[Params, ...], batch: Transition
+    ) -> tuple[Array, tuple[Metrics, Params]]:
+        """The batch mean of the loss of each pair. `obs` and `next_obs` are those of the critic, with their actions."""
+        own, new_statistics = values(params, statistics, batch.obs, batch.next_obs)
+        if copies:
+            stacked = [values(older, statistics, batch.obs, batch.next_obs)[0].next for older in copies]
+            aims = jnp.stack(stacked)[copy, :, target].swapaxes(0, 1)
+        else:
+            aims = own.next[:, target]
+        if aims.shape[2] > 1:  # of two critics, the one that expects less
+            least = jnp.argmin(value(aims), axis=2, keepdims=True)[..., None]
+            aims = jnp.take_along_axis(aims, least, axis=2)
+        aims = jax.lax.stop_gradient(jnp.broadcast_to(aims, own.now[:, online].shape))
+        predictions = own.now[:, online]
+
+        def of_critic(q: Array, aim: Array, transition: Transition) -> Array:
+            return pair_loss(Values(q, q), Values(aim, aim), transition)
+
+        over_critics = jax.vmap(of_critic, (0, 0, None))
+        per_pair = jax.vmap(jax.vmap(over_critics, (0, 0, None)))(predictions, aims, batch).sum(axis=2).mean(axis=0)
+        metrics = {"loss": per_pair.sum(), "q_value": value(jax.lax.stop_gradient(predictions)).mean()}
+        return per_pair, (metrics, new_statistics)
+
+    def learn_policy(state: AgentState, obs: Array, key: Array) -> tuple[Any, Any, Array]:
+        temperature = jnp.exp(state.policy["log_temperature"])
+
+        def loss(params: Params) -> tuple[Array, Array]:
+            action, log_probability = draw(key, *policy.apply(params, obs))
+            q, _ = critic.apply(state.params, state.statistics, jnp.concatenate([obs, action], axis=-1))
+            least = value(q[:, online]).min(axis=2)
+            return (temperature * log_probability - least @ weights / weights.sum()).mean(), log_probability.mean()
+
+        grads, log_probability = jax.grad(loss, has_aux=True)(state.policy["network"])
+        network, optimizer_state = stepped(state.optimizer.policy, grads, state.policy["network"])
+        return policy.project(network), optimizer_state, -log_probability
+
+    def stepped(optimizer_state: Any, grads: Any, params: Any) -> tuple[Any, Any]:
+        steps, optimizer_state = optimizer.update(grads, optimizer_state, params)
+        return optax.apply_updates(params, steps), optimizer_state
+
+    def learn(state: AgentState, batch: Transition) -> tuple[AgentState, Metrics]:
+        """One update, of observations and rewards that are normalised."""
+        optimizers = state.optimizer
+        now, then = jax.random.split(device_key(state.seed, "update", optimizers.updates))
+        network, policy_optimizer, entropy = learn_policy(state, batch.obs, now)
+        log_temperature = state.policy["log_temperature"]
+        slope = jnp.exp(log_temperature) * (entropy - target_entropy)
+        log_temperature, temperature_optimizer = stepped(optimizers.temperature, slope, log_temperature)
+
+        next_action, next_log_probability = draw(then, *policy.apply(network, batch.next_obs))
+        bonus = -jnp.exp(log_temperature) * next_log_probability
+        critic_batch = Transition(
+            obs=jnp.concatenate([batch.obs, batch.action], axis=-1),
+            action=batch.action,
+            reward=batch.reward + batch.discount * bonus,
+            discount=batch.discount,
+            next_obs=jnp.concatenate([batch.next_obs, next_action], axis=-1),
+        )
+
+        def weighted(params: Params) -> tuple[Array, tuple[Metrics, Params]]:
+            per_pair, rest = pair_losses(params, state.statistics, state.copies, critic_batch)
+            return per_pair @ weights, rest
+
+        grads, (metrics, statistics) = jax.grad(weighted, has_aux=True)(state.params)
+        params, critic_optimizer = stepped(optimizers.critic, grads, state.params)
+        updates = optimizers.updates + 1
+        state = state._replace(
+            params=critic.project(params),
+            statistics=statistics,
+            optimizer=Optimizers(critic_optimizer, policy_optimizer, temperature_optimizer, updates),
+            policy={"network": network, "log_temperature": log_temperature},
+        )
+        if config.target_update_period == 1:
+            state = refresh(state)
+        else:
+            due = updates % config.target_update_period == 0
+            state = jax.lax.cond(due, refresh, lambda unchanged: unchanged, state)
+        metrics |= {"entropy": entropy, "temperature": jnp.exp(log_temperature)}
+        return state, metrics
+
+    def update(state: AgentState, batch: Transition) -> tuple[AgentState, Metrics]:
+        """As many as belong to a step, in one program: `batch` is that many batches, one behind the other."""
+        bound = state.moments.largest_return / config.value_bound if is_categorical else 0.0
+        batch = Transition(
+            obs=normalise.observation(state.moments, batch.obs),
+            action=batch.action,
+            reward=batch.reward / jnp.maximum(normalise.scale(state.moments), bound),
+            discount=batch.discount,
+            next_obs=normalise.observation(state.moments, batch.next_obs),
+        )
+        batches = jax.tree.map(lambda x: x.reshape(-1, config.batch_size, *x.shape[1:]), batch)
+        state, metrics = jax.lax.scan(learn, state, batches)
+        return state, jax.tree.map(lambda m: m.sum(axis=0), metrics)
+
+    def refresh(state: AgentState) -> AgentState:
+        params, copies = schemes.refresh(scheme, state.params, state.copies, config.target_step_size)
+        return state._replace(params=params, copies=copies)
+
+    def look(state: AgentState, batch: Transition) -> tuple[list[Array], Array]:
+        x = jnp.concatenate([normalise.observation(state.moments, batch.obs), batch.action], axis=-1)
+        return critic.look(state.params, state.statistics, x)
+
+    return Agent(
+        init=init,
+        observe=observe,
+        act=act,
+        update=update,
+        refresh=refresh,
+        sync=lambda state: state,
+        losses=pair_losses,
+        look=look,
+        network=critic,
+        refreshes=False,  # an update does it
+        acts_by=("policy", "moments"),
+    )
+
+
+def make_optimizer(config: Config) -> optax.GradientTransformation:
+    rate: Any = config.learning_rate
+    if config.learning_rate_decay_updates:
+        rate = optax.linear_schedule(rate, config.learning_rate_end, config.learning_rate_decay_updates)
+    return optax.adam(rate, eps=config.adam_epsilon)
+
+
+def draw(key: Array, mean: Array, log_std: Array) -> tuple[Array, Array]:
+    """Actions between -1 and 1 and the logarithms of their densities (Haarnoja et al. 2018, appendix C)."""
+    noise = jax.random.normal(key, mean.shape)
+    before = mean + jnp.exp(log_std) * noise
+    normal = -0.5 * jnp.square(noise) - log_std - 0.5 * jnp.log(2 * jnp.pi)
+    squashed = 2 * (jnp.log(2.0) - before - jax.nn.softplus(-2 * before))  # the logarithm of 1 - tanh^2
+    return jnp.tanh(before), (normal - squashed).sum(axis=-1)

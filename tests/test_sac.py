@@ -1,0 +1,358 @@
+"""Soft actor-critic: the numbers of SimbaV2, and the laws that tie the schemes together."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+from helpers import ALL_SCHEMES, assert_trees_close
+from isqn import losses
+from isqn.agents import sac
+from isqn.analysis.cost import size
+from isqn.experiments.config import begin
+from isqn.experiments.presets import preset_config
+from isqn.networks.simba import unit, unit_columns
+from isqn.types import EnvSpec, Transition, Values
+
+TASK = EnvSpec("task", "test", (3,), "float32", 2, action_low=(-1, -1), action_high=(1, 1), action_box=(2,))
+DOG = EnvSpec("dog", "test", (223,), "float32", 38, action_low=(-1,) * 38, action_high=(1,) * 38, action_box=(38,))
+HUMANOID = EnvSpec("human", "test", (67,), "float32", 21, action_low=(-1,) * 21, action_high=(1,) * 21)
+SIMBA = {"torso": "simba", "critic_width": 8, "policy_width": 4, "num_atoms": 11}
+
+
+def make(spec=TASK, **fields):
+    small = {"batch_size": 8, "hidden_sizes": (8,), "learning_rate": 0.01}
+    config = begin("sac").replace(**small | fields)
+    return config, sac.make(config, spec)
+
+
+def random_batch(size=8, seed=0, spec=TASK):
+    rng = np.random.default_rng(seed)
+    return Transition(
+        obs=rng.normal(size=(size, *spec.obs_shape)).astype(np.float32),
+        action=rng.uniform(-1, 1, (size, spec.num_actions)).astype(np.float32),
+        reward=rng.normal(size=size).astype(np.float32),
+        discount=(0.9 * (rng.random(size) < 0.8)).astype(np.float32),
+        next_obs=rng.normal(size=(size, *spec.obs_shape)).astype(np.float32),
+    )
+
+
+def train(agent, state, updates, size=8):
+    update = jax.jit(agent.update)
+    for i in range(updates):
+        state, metrics = update(state, random_batch(size, seed=i))
+    return state, metrics
+
+
+# -- the paper's sizes -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("spec", "scheme", "k", "kept"),
+    [
+        (DOG, "target-based", 1, 9_500_439),
+        (DOG, "target-free", 1, 4_860_082),
+        (DOG, "iterated-shared", 1, 4_911_895),
+        (DOG, "iterated-shared", 9, 5_326_399),
+        (HUMANOID, "target-based", 1, 9_298_933),
+        (HUMANOID, "target-free", 1, 4_747_152),
+        (HUMANOID, "iterated-shared", 1, 4_798_965),
+        (HUMANOID, "iterated-shared", 9, 5_213_469),
+    ],
+)
+def test_parameters_of_simbav2(spec, scheme, k, kept):
+    """Embedding (d + 2) h, a block 8 h^2 + 5 h, before the heads h^2 + h, a head 101 (h + 1); policies as well."""
+    assert (
+        size(preset_config("dmc-hard").replace(scheme=scheme, num_bellman_iterations=k), spec).kept_parameters == kept
+    )
+
+
+def test_one_head_instead_of_a_copy_saves_half():
+    config = preset_config("dmc-hard")
+    with_copy, shared = (size(config.replace(scheme=scheme), DOG) for scheme in ("target-based", "iterated-shared"))
+    saved = 1 - shared.kept_parameters / with_copy.kept_parameters
+    assert 0.48 < saved < 0.495
+
+
+def test_twins_are_two_critics():
+    """MLP (5, 8) and a head (8, 1), each with biases, and BatchNorm's two numbers for each of 8 units."""
+    one, two = (size(make(twin_q=twin)[0].replace(scheme="target-free"), TASK).parameters for twin in (False, True))
+    assert two - one == (5 * 8 + 8) + (8 + 1) + 2 * 8
+
+
+# -- SimbaV2 -----------------------------------------------------------------------------------------------------------
+
+
+def kernels(tree):
+    return [leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree) if path[-1].key == "kernel"]
+
+
+def test_every_column_of_simbav2_has_length_one():
+    _, agent = make(scheme="iterated-shared", num_bellman_iterations=3, target_step_size=1.0, **SIMBA)
+    begun = agent.init(0)
+    after, _ = train(agent, begun, 3)
+    for state in (begun, after):
+        for kernel in kernels((state.params, state.policy["network"])):
+            np.testing.assert_allclose(jnp.linalg.norm(kernel, axis=-2), 1, atol=1e-5)
+    assert kernels(begun.params)[0].shape == kernels(after.params)[0].shape
+    assert any((a != b).any() for a, b in zip(kernels(begun.params), kernels(after.params), strict=True))
+
+
+def test_features_lie_on_the_sphere_whatever_the_scale_of_the_input():
+    assert float(jnp.linalg.norm(unit(jnp.array([3.0, 4.0])))) == pytest.approx(1)
+    np.testing.assert_array_equal(unit(jnp.zeros(3)), 0)
+    assert np.isfinite(jax.grad(lambda x: unit(x).sum())(jnp.zeros(3))).all()
+    params = {"kernel": jnp.ones((4, 2)), "scale": jnp.full(2, 7.0)}
+    np.testing.assert_allclose(unit_columns(params)["kernel"], 0.5)
+    np.testing.assert_array_equal(unit_columns(params)["scale"], 7)
+
+
+def test_all_distributions_begin_nearly_uniform():
+    """Cross entropy then begins at the logarithm of the number of atoms: 4.615 for 101."""
+    config, agent = make(scheme="iterated-shared", num_bellman_iterations=3, **SIMBA | {"num_atoms": 101})
+    _, metrics = train(agent, agent.init(0), 1)
+    assert metrics["loss"] / 3 == pytest.approx(np.log(config.num_atoms), abs=0.3)
+
+
+# -- losses ------------------------------------------------------------------------------------------------------------
+
+
+def projected(probabilities, reward, discount, bound):
+    """Bellemare et al. 2017, algorithm 1, as printed."""
+    count = len(probabilities)
+    atoms, width = np.linspace(-bound, bound, count), 2 * bound / (count - 1)
+    found = np.zeros(count)
+    for probability, atom in zip(probabilities, atoms, strict=True):
+        place = (np.clip(reward + discount * atom, -bound, bound) + bound) / width
+        low, high = int(np.floor(place)), int(np.ceil(place))
+        if low == high:
+            found[low] += probability
+        else:
+            found[low] += probability * (high - place)
+            found[high] += probability * (place - low)
+    return found
+
+
+@pytest.mark.parametrize(("reward", "discount"), [(0.3, 0.9), (-7.0, 0.9), (7.0, 0.5), (0.4, 0.0), (0.1, 1.0)])
+def test_categorical_is_the_cross_entropy_with_the_projected_target(reward, discount):
+    rng = np.random.default_rng(0)
+    online, target = rng.normal(size=(2, 11))
+    step = Transition(None, None, reward, discount, None)
+    found = losses.categorical(Values(online, online), Values(target, target), step, value_bound=5.0)
+    softmax = np.exp(target) / np.exp(target).sum()
+    log_softmax = online - np.log(np.exp(online).sum())
+    aim = projected(softmax, reward, discount, 5.0)
+    assert aim.sum() == pytest.approx(1)
+    assert float(found) == pytest.approx(-(aim * log_softmax).sum(), rel=1e-4)
+
+
+def test_categorical_without_reward_and_discount_one_leaves_the_target_as_it_is():
+    """Cross entropy with itself is the entropy; for two even atoms of eleven, ln 2."""
+    logits = np.full(11, -50.0)
+    logits[[2, 7]] = 0.0
+    values = Values(jnp.asarray(logits), jnp.asarray(logits))
+    found = losses.categorical(values, values, Transition(None, None, 0.0, 1.0, None), value_bound=5.0)
+    assert float(found) == pytest.approx(np.log(2), rel=1e-4)
+
+
+def test_expected_is_the_square_of_the_error():
+    """(1 + 0.9 * 10 - 4)^2"""
+    step = Transition(None, None, 1.0, 0.9, None)
+    q = losses.expected(Values(jnp.array([4.0]), None), Values(None, jnp.array([10.0])), step)
+    assert float(q) == pytest.approx(36)
+
+
+def test_density_of_an_action():
+    """Of tanh(u) with normal u: that of u over the slope of tanh; against scipy, in float64."""
+    mean, log_std = np.array([[0.3, -1.0]]), np.array([[-0.5, 0.2]])
+    action, found = sac.draw(jax.random.key(0), jnp.asarray(mean, jnp.float32), jnp.asarray(log_std, jnp.float32))
+    u = np.arctanh(np.asarray(action, np.float64))
+    expected = stats.norm.logpdf(u, mean, np.exp(log_std)) - np.log(1 - np.tanh(u) ** 2)
+    np.testing.assert_allclose(found, expected.sum(axis=1), rtol=1e-4)
+
+
+def test_densities_stay_finite_at_the_ends():
+    _, density = sac.draw(jax.random.key(0), jnp.array([[50.0]]), jnp.array([[0.0]]))
+    assert np.isfinite(density)
+
+
+# -- laws --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fields", [{}, SIMBA], ids=["mlp", "simba"])
+def test_head_zero_is_frozen_between_refreshes(fields):
+    """With SimbaV2, but for the rounding of its length."""
+    _, agent = make(scheme="iterated-shared", num_bellman_iterations=2, target_update_period=1_000, **fields)
+    begun = agent.init(0)
+    after, _ = train(agent, begun, 100)
+    tolerance = 1e-5 if fields else 0
+    for leaf in ("kernel", "bias"):
+        before, now = begun.params["heads"][leaf], after.params["heads"][leaf]
+        np.testing.assert_allclose(now[0], before[0], rtol=0, atol=tolerance)
+        assert (np.abs(now[1:] - before[1:]) > 1e-4).any()
+
+
+def test_a_whole_step_is_the_hard_shift():
+    _, agent = make(scheme="iterated-shared", num_bellman_iterations=3)
+    state = agent.init(0)
+    soft = agent.refresh(state).params["heads"]["kernel"]
+    _, hard_agent = make(scheme="iterated-shared", num_bellman_iterations=3, target_step_size=1.0)
+    hard = hard_agent.refresh(state).params["heads"]["kernel"]
+    old = state.params["heads"]["kernel"]
+    np.testing.assert_array_equal(hard, jnp.stack([old[1], old[2], old[3], old[3]]))
+    expected = [0.995 * old[i] + 0.005 * old[i + 1] for i in range(3)]  # all at once, from what was before
+    np.testing.assert_allclose(soft, jnp.stack([*expected, old[3]]), rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("fields", [{"twin_q": True}, SIMBA], ids=["twins", "simba"])
+def test_one_shared_head_that_follows_at_once_is_target_free(fields):
+    """K = 1 with a refresh by a copy after each update: head 0 is head 1, so the targets are those of TF."""
+    _, shared = make(scheme="iterated-shared", num_bellman_iterations=1, target_step_size=1.0, **fields)
+    _, free = make(scheme="target-free", **fields)
+    begun = shared.init(3)
+    heads = jax.tree.map(lambda w: w.at[0].set(w[1]), begun.params["heads"])
+    begun = begun._replace(params={**begun.params, "heads": heads})
+    alone = {**begun.params, "heads": jax.tree.map(lambda w: w[1:], heads)}
+    left, _ = train(shared, begun, 10)
+    fresh = free.init(3)
+    right, _ = train(free, fresh._replace(params=alone, policy=begun.policy), 10)
+    np.testing.assert_array_equal(left.params["heads"]["kernel"][0], left.params["heads"]["kernel"][1])
+    assert_trees_close(left.params["torso"], right.params["torso"], rtol=1e-3, atol=1e-5)
+    assert_trees_close(left.policy, right.policy, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("fields", [{"twin_q": True}, SIMBA], ids=["twins", "simba"])
+def test_target_based_that_follows_at_once_is_target_free(fields):
+    same = {"joint_batch_norm": "no", "target_step_size": 1.0, **fields}
+    (_, based), (_, free) = (make(scheme=scheme, **same) for scheme in ("target-based", "target-free"))
+    left, _ = train(based, based.init(3), 10)
+    right, _ = train(free, free.init(3), 10)
+    assert_trees_close((left.params, left.policy), (right.params, right.policy), rtol=1e-3, atol=1e-5)
+
+
+def test_two_updates_in_one_program_are_two_updates():
+    _, single = make(scheme="iterated-shared", num_bellman_iterations=2)
+    _, double = make(scheme="iterated-shared", num_bellman_iterations=2, updates_per_step=2)
+    first, second = random_batch(seed=0), random_batch(seed=1)
+    left, _ = train(single, single.init(0), 2)
+    both = jax.tree.map(lambda *two: np.concatenate(two), first, second)
+    right, metrics = jax.jit(double.update)(double.init(0), both)
+    assert int(right.optimizer.updates) == 2
+    assert_trees_close((left.params, left.policy), (right.params, right.policy), rtol=1e-4, atol=1e-6)
+    _, last = jax.jit(single.update)(train(single, single.init(0), 1)[0], second)
+    _, once = jax.jit(single.update)(single.init(0), first)
+    assert float(metrics["loss"]) == pytest.approx(float(once["loss"] + last["loss"]), rel=1e-4)
+
+
+@pytest.mark.parametrize(("scheme", "k"), ALL_SCHEMES)
+@pytest.mark.parametrize("fields", [{"twin_q": True}, SIMBA], ids=["twins", "simba"])
+def test_every_scheme_fits_a_fixed_target(fields, scheme, k):
+    """Terminal steps have one value each, whatever the scheme."""
+    _, agent = make(scheme=scheme, num_bellman_iterations=k, **{"hidden_sizes": (32,), **fields})
+    batch = random_batch()._replace(discount=np.zeros(8, np.float32))
+    state, update = agent.init(0), jax.jit(agent.update)
+    _, first = update(state, batch)
+    for _ in range(200):
+        state, last = update(state, batch)
+    assert np.isfinite(last["loss"])
+    assert last["loss"] < 0.8 * first["loss"]
+
+
+def test_batch_norm_is_for_those_without_a_copy():
+    schemes = ("target-based", "target-free", "iterated-shared", "ensemble-shared", "iterated-target-based")
+    found = [make(scheme=scheme)[0].uses_batch_norm for scheme in schemes]
+    assert found == [False, True, True, True, False]
+    assert make(scheme="target-based", joint_batch_norm="yes")[0].uses_batch_norm
+    _, agent = make(scheme="target-based", joint_batch_norm="yes")
+    state, _ = train(agent, agent.init(0), 3)
+    assert jax.tree.leaves(state.statistics)
+
+
+def test_statistics_move_with_the_critic_only_and_are_those_of_both_ends():
+    """After one update from 0 and 1, a hundredth of the mean of what the layer saw of s and s' together."""
+    config, agent = make(scheme="target-free", learning_rate=0.0, normalise_observations=False)
+    begun = agent.init(0)
+    batch = random_batch()
+    after, _ = jax.jit(agent.update)(begun, batch)
+    (mean, _) = jax.tree.leaves(after.statistics)
+    key = jax.random.split(sac.device_key(begun.seed, "update", 0))[1]
+    policy = sac.make_policy(TASK, config)
+    next_action, _ = sac.draw(key, *policy.apply(begun.policy["network"], batch.next_obs))
+    now, then = (np.concatenate(x, axis=-1) for x in ((batch.obs, batch.action), (batch.next_obs, next_action)))
+    units, _ = agent.network.look(begun.params, begun.statistics, np.concatenate([now, then]))
+    np.testing.assert_allclose(mean[0], 0.01 * units[0].mean(axis=0), rtol=1e-4)
+
+
+def test_the_policy_looks_at_the_weighted_mean_of_the_heads():
+    """Weights 1, 0.25, 0.0625: with only one head's weight left, the gradient is that head's."""
+    policies = []
+    for weights in ((1.0, 0.0), (0.0, 1.0), (0.5, 0.5)):
+        config, agent = make(
+            scheme="iterated-shared", num_bellman_iterations=2, head_weights=weights, head_weight_discount=1.0
+        )
+        state, _ = train(agent, agent.init(0), 1)
+        policies.append(jax.tree.leaves(state.optimizer.policy[0].mu))  # a tenth of the gradient
+    for first, second, mean in zip(*policies, strict=True):
+        np.testing.assert_allclose(mean, (first + second) / 2, rtol=1e-3, atol=1e-7)
+    assert config.pair_weights == (0.5, 0.5)
+    assert make(num_bellman_iterations=3)[0].pair_weights == (1.0, 0.25, 0.0625)
+
+
+def test_the_temperature_rises_while_the_entropy_is_below_its_target():
+    for per_action, sign in ((-100.0, -1), (100.0, 1)):
+        _, agent = make(target_entropy_per_action=per_action)
+        state, _ = train(agent, agent.init(0), 1)
+        # Adam's first step is the learning rate
+        assert float(state.policy["log_temperature"]) == pytest.approx(sign * 0.01, rel=1e-3)
+
+
+def test_the_learning_rate_falls_in_a_line():
+    config = preset_config("dmc-hard")
+    optimizer, one = sac.make_optimizer(config), jnp.ones(())
+    state = optimizer.init(one)
+    for updates, rate in ((0, 1e-4), (500_000, 5.5e-5), (1_000_000, 1e-5), (2_000_000, 1e-5)):
+        at = jax.tree.map(lambda x, n=updates: jnp.asarray(n, x.dtype) if x.dtype == jnp.int32 else x, state)
+        # a gradient of 1, and moments as they are when it always was: Adam's step is the rate
+        at = (at[0]._replace(mu=one, nu=one, count=jnp.int32(2**30)), *at[1:])
+        step, _ = optimizer.update(one, at)
+        assert float(-step) == pytest.approx(rate, rel=1e-3)
+
+
+# -- normalisation -----------------------------------------------------------------------------------------------------
+
+
+def test_rewards_are_divided_by_the_deviation_of_the_return_or_its_bound():
+    """G = gamma (1 - ended) G + r, and the divisor is max(deviation, largest |G| / 5)."""
+    config, agent = make(normalise_rewards=True, discount=0.5, num_atoms=11)
+    state = agent.init(0)
+    rewards, ends, total, returns = [1.0, 2.0, 40.0, 1.0], [False, False, True, False], 0.0, []
+    observe = jax.jit(agent.observe)
+    state, _ = observe(state, jnp.zeros(3))
+    for reward, end in zip(rewards, ends, strict=True):
+        state, frame = observe(state, jnp.ones(3), reward, end)
+        total = 0.5 * (1 - end) * total + reward
+        returns.append(total)
+    assert returns == [1.0, 2.5, 40.0, 21.0]  # the last reward of an episode leaks into the next one
+    np.testing.assert_array_equal(frame, 1)  # what is stored is as it came
+    assert float(state.moments.largest_return) == 40
+    deviation = np.std(returns, ddof=1)
+    assert float(sac.normalise.scale(state.moments)) == pytest.approx(deviation, rel=1e-5)
+    assert deviation > 40 / config.value_bound
+
+
+def test_acting_is_uniform_then_a_sample_then_the_mean():
+    config, agent = make(normalise_observations=False)
+    state, act = agent.init(0), jax.jit(agent.act)
+    assert [config.epsilon(step) for step in (0, 999, 1_000, 10**6)] == [1.0, 1.0, 0.0, 0.0]
+    uniform = np.array([act(state, jnp.zeros(3), 1.0, step, 0).action for step in range(300)])
+    assert np.abs(uniform).max() <= 1
+    assert stats.kstest(uniform.ravel(), stats.uniform(-1, 2).cdf).pvalue > 0.01
+    samples = np.array([act(state, jnp.zeros(3), 0.0, step, 0).action for step in range(300)])
+    assert len(np.unique(samples)) > 500
+    _, certain = make(normalise_observations=False, acting_rule="mean")
+    means = np.array([jax.jit(certain.act)(state, jnp.zeros(3), 0.0, step, 0).action for step in range(3)])
+    mean, _ = sac.make_policy(TASK, config).apply(state.policy["network"], np.zeros((1, 3)))
+    np.testing.assert_allclose(means, np.tanh(np.repeat(mean, 3, axis=0)), rtol=1e-5)

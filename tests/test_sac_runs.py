@@ -1,0 +1,144 @@
+"""Runs with continuous actions: from the command line and from Python, resumed to the same bits."""
+
+from __future__ import annotations
+
+import json
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+import isqn
+from isqn.cli import main
+from isqn.experiments.config import begin
+from isqn.experiments.studies import find_study
+from isqn.train import record, run
+from isqn.types import Interrupted, UserError
+from test_resume import assert_same, final, stop_after
+
+PENDULUM = begin("sac").replace(
+    num_bellman_iterations=2,
+    twin_q=True,
+    hidden_sizes=(8,),
+    batch_size=16,
+    learning_starts=100,
+    updates_per_step=2,
+    total_timesteps=600,
+    epoch_steps=300,
+    log_period_steps=70,
+    normalise_rewards=True,
+)
+CARTPOLE = PENDULUM.replace(
+    env_id="dm_control/cartpole-swingup-v0",
+    torso="simba",
+    critic_width=8,
+    policy_width=8,
+    num_atoms=11,
+    twin_q=False,
+    total_timesteps=1_000,
+    epoch_steps=500,
+    learning_starts=300,
+)
+
+
+@pytest.mark.parametrize("config", [PENDULUM, CARTPOLE], ids=["gymnasium", "dm_control"])
+def test_resume_is_invisible(config, tmp_path, monkeypatch):
+    """Stopped in the middle of episodes: continuous actions bring the simulator back to the same bits."""
+    run.start(config, tmp_path / "whole", quiet=True)
+    folder = tmp_path / "parts"
+    record.create_run(folder, config)
+    for calls in (250, 130, 150):
+        stop_after(monkeypatch, calls)
+        with pytest.raises(Interrupted):
+            run.resume(folder, quiet=True)
+    monkeypatch.undo()
+    run.resume(folder, quiet=True)
+    assert_same(final(tmp_path / "whole"), final(folder))
+
+
+def test_the_command_line_trains_evaluates_and_probes(tmp_path, capsys):
+    folder = str(tmp_path / "run")
+    flags = "--total-timesteps 400 --epoch-steps 400 --learning-starts 200 --hidden-sizes 8 --batch-size 16 --quiet"
+    assert main(["train", "sac", "--env-id", "Pendulum-v1", "--k", "3", "--run-dir", folder, *flags.split()]) == 0
+    assert main(["eval", folder, "--episodes", "2", "--json"]) == 0
+    first = json.loads(capsys.readouterr().out)
+    assert (first["label"], first["epsilon"], first["acting_rule"]) == ("iS-SAC K=3", 0.0, "mean")
+    assert main(["eval", folder, "--episodes", "2", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == first
+    assert main(["eval", folder, "--episodes", "2", "--acting-rule", "sample", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["episodes"] != first["episodes"]
+    assert main(["probe", folder, "--samples", "64", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found.keys() == {"label", "step", "effective_rank", "dormant_share", "head_cosine"}
+    assert 1 <= found["effective_rank"] <= 8
+    assert -1 <= found["head_cosine"] <= 1
+    assert main(["probe", folder, "--metric", "target-churn"]) == 1
+    assert "--metric target-churn is not for iS-SAC K=3; choose one of effective-rank" in capsys.readouterr().err
+
+
+def test_probes_along_training(tmp_path):
+    run.start(CARTPOLE.replace(analysis=True, analysis_samples=100), tmp_path, quiet=True)
+    rows = record.read_table(tmp_path / "metrics.csv")
+    assert {"effective_rank", "dormant_share", "head_cosine", "entropy", "temperature"} <= rows[-1].keys()
+    assert int(rows[-1]["updates"]) == 2 * (int(rows[-1]["step"]) - CARTPOLE.learning_starts)
+
+
+@pytest.mark.parametrize(
+    ("argv", "sentence"),
+    [
+        ("train sac --env-id CartPole-v1", "The actions of CartPole-v1 are a finite set; use `isqn train dqn` or"),
+        ("train dqn --env-id Pendulum-v1", "The actions of Pendulum-v1 are continuous; use `isqn train sac`."),
+        ("train sac --acting-rule last", "--acting-rule is 'last'; it must be one of sample, mean for sac."),
+        ("train dqn --acting-rule sample", "it must be one of uniform, episode, mean, last for dqn."),
+        ("train sac --loss huber", "`isqn train sac` has no flag --loss; it is for `isqn train dqn`."),
+        ("train sac --num-seeds 2", "has no flag --num-seeds; it is for `isqn train dqn` or `isqn train stream-q`."),
+        ("train dqn --torso simba", "--torso simba is for `isqn train sac`; use --torso auto."),
+        ("train sac --torso nature", "--torso nature needs images"),
+        ("train sac --num-atoms 0", "--num-atoms is 0; it must be at least 1."),
+        ("train sac --value-bound -1", "--value-bound is -1.0; it must be above 0."),
+        ("train sac --env-id dm_control/dog-wak-v0", "did you mean dm_control/dog-walk-v0"),
+        ("cost dmc-hard --task dog-wlk", "did you mean dm_control/dog-walk-v0"),
+        ("cost dmc-hard --task dog-walk --game Pong", "give one of them"),
+    ],
+)
+def test_bad_input_is_answered_in_a_sentence(argv, sentence, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(argv.split()) in (1, 2)
+    assert sentence in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_facade(tmp_path):
+    """Actions are those of the environment: of a pendulum, up to 2."""
+    model = isqn.Model("sac", hidden_sizes=(8,), batch_size=16, learning_starts=100, seed=1)
+    assert model.spec.id == "Pendulum-v1"
+    model.learn(400)
+    env = gym.make("Pendulum-v1")
+    obs, _ = env.reset(seed=0)
+    action, _ = model.predict(obs)
+    assert env.action_space.contains(action)
+    many, _ = model.predict(np.repeat(obs[None], 50, axis=0), deterministic=False)
+    assert many.shape == (50, 1)
+    assert len(np.unique(many)) == 50
+    model.save(tmp_path / "model")
+    again = isqn.Model.load(tmp_path / "model")
+    np.testing.assert_array_equal(again.predict(obs)[0], action)
+    returns = [episode.episodic_return for episode in isqn.evaluate(again, episodes=2)]
+    assert returns == [episode.episodic_return for episode in isqn.evaluate(model, env, episodes=2)]
+    with pytest.raises(UserError, match="learns from vectors only"):
+        isqn.Model("sac", env=Pictures())
+
+
+class Pictures(gym.Env):
+    observation_space = gym.spaces.Box(0, 255, (8, 8, 3), np.uint8)
+    action_space = gym.spaces.Box(-1, 1, (2,), np.float32)
+
+
+@pytest.mark.parametrize("scale", ["mini", "paper"])
+def test_the_study_of_the_paper(scale):
+    study = find_study("continuous", scale)
+    labels = [cell.config.label for cell in study.cells if cell.task == study.cells[0].task]
+    assert labels == ["TB-SAC", "TF-SAC", "iS-SAC K=1", "iS-SAC K=9"]
+    assert [cell.config.uses_batch_norm for cell in study.cells[:4]] == [False, True, True, True]
+    assert all(cell.config.torso == "simba" and cell.config.num_atoms == 101 for cell in study.cells)
+    assert len(study.seeds) == (10 if scale == "paper" else 5)
