@@ -183,6 +183,19 @@ def test_the_environment_chooses_a_preset(env_id, name):
     assert preset_for(env_id) == name
 
 
+@pytest.mark.parametrize(
+    ("env_id", "name"),
+    [
+        ("Pendulum-v1", "continuous"),
+        ("my_module:Mine-v0", "continuous"),
+        ("dm_control/dog-walk-v0", "dmc-hard"),
+        ("dm_control/walker-walk-v0", "dmc-small"),
+    ],
+)
+def test_a_task_of_control_chooses_a_preset(env_id, name):
+    assert preset_for(env_id, "sac") == name
+
+
 # -- reading the paper -------------------------------------------------------------------------------------------------
 
 

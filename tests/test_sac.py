@@ -146,7 +146,7 @@ def test_categorical_is_the_cross_entropy_with_the_projected_target(reward, disc
     log_softmax = online - np.log(np.exp(online).sum())
     aim = projected(softmax, reward, discount, 5.0)
     assert aim.sum() == pytest.approx(1)
-    assert float(found) == pytest.approx(-(aim * log_softmax).sum(), rel=1e-4)
+    assert float(found) == pytest.approx(-(aim * log_softmax).sum(), rel=1e-5)
 
 
 def test_categorical_without_reward_and_discount_one_leaves_the_target_as_it_is():

@@ -76,7 +76,7 @@ def categorical(online: Values, target: Values, transition: Transition, *, value
     """
     atoms = value_atoms(len(online.now), value_bound)
     moved = jnp.clip(transition.reward + transition.discount * atoms, -value_bound, value_bound)
-    places = (moved + value_bound) / (atoms[1] - atoms[0])
+    places = (moved + value_bound) * ((len(atoms) - 1) / (2 * value_bound))
     shares = jnp.maximum(0, 1 - jnp.abs(places[:, None] - jnp.arange(len(atoms))))  # of each place, to each atom
     aim = jax.nn.softmax(target.next) @ shares
     return -jnp.sum(aim * jax.nn.log_softmax(online.now))

@@ -224,7 +224,14 @@ def _unknown(env_id: str) -> UserError:
 def _is_old_atari(name: str) -> bool:
     """Pong-v4, PongNoFrameskip-v4, ...: ids that Gymnasium knows once something has imported ale-py."""
     game = re.fullmatch(r"(\w+?)(-ram)?(NoFrameskip|Deterministic)?-v[04]", name)
-    return game is not None and f"ALE/{game[1]}-v5" in {row.id for row in list_environments()}
+    return game is not None and f"ALE/{game[1]}-v5" in _atari_ids()
+
+
+def _atari_ids() -> list[str]:
+    try:
+        return list(atari.games())
+    except UserError:  # ale-py is not installed: name at least the games of the paper
+        return [f"ALE/{game}-v5" for game in scores.SCORES]
 
 
 class Row(NamedTuple):
@@ -241,11 +248,7 @@ def list_environments() -> list[Row]:
     rows = [Row(env_id, "toy", both) for env_id in toy.PROBLEMS]
     rows += [Row(env_id, "classic", both) for env_id in classic.IDS]
     rows += [Row(env_id, "MinAtar", both) for env_id in minatar.IDS]
-    try:
-        games = list(atari.games())
-    except UserError:  # ale-py is not installed: name at least the games of the paper
-        games = [f"ALE/{game}-v5" for game in scores.SCORES]
-    rows += [Row(env_id, "Atari", ("host",)) for env_id in games]
+    rows += [Row(env_id, "Atari", ("host",)) for env_id in _atari_ids()]
     try:
         tasks = dmc.task_ids()
     except UserError:
@@ -264,8 +267,8 @@ def _actions(space: gym.Space[Any], env_id: str) -> dict[str, Any]:
         raise UserError(f"The actions of {env_id} are {space}; those of a Box must be floating-point numbers.")
     if not low or not np.isfinite([low, high]).all():
         raise UserError(
-            f"The actions of {env_id} have no finite bounds ({space}); give it a gymnasium.wrappers.RescaleAction or "
-            "a Box with bounds."
+            f"The actions of {env_id} have no finite bounds ({space}); give it a gymnasium.wrappers.TransformAction "
+            "whose action_space is a Box with bounds."
         )
     return {"num_actions": len(low), "action_low": low, "action_high": high, "action_box": space.shape}
 

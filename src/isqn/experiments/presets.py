@@ -332,8 +332,10 @@ def preset_config(name: str, agent: str | None = None) -> Config:
 def preset_for(env_id: str, agent: str = "dqn") -> str:
     """What fits an environment if nothing is asked for."""
     if agent == "sac":
-        task = env_id.removeprefix("dm_control/").removesuffix("-v0")
-        return "continuous" if task == env_id else "dmc-hard" if task in DMC_HARD_7 else "dmc-small"
+        if not env_id.startswith("dm_control/"):
+            return "continuous"
+        hard = env_id.removeprefix("dm_control/").removesuffix("-v0") in DMC_HARD_7
+        return "dmc-hard" if hard else "dmc-small"
     stream = "-stream" if agent == "stream-q" else ""
     if env_id.startswith("ALE/"):
         return f"atari{stream or '-cnn-ln'}"

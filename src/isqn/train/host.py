@@ -162,7 +162,7 @@ def train(
             # Act.
             epsilon = config.epsilon(count.step)
             choice = call.act(state, replay.observation(), epsilon, count.step, count.episode)
-            action = np.asarray(choice.action)
+            action = np.array(choice.action)  # a view would keep a buffer of the device for as long as the game
             try:
                 frame, reward, terminated, truncated = env.step(action)
             except UserError:
