@@ -512,11 +512,12 @@ def cost(argv: list[str]) -> int:
     if args.task:
         config = config.replace(env_id=f"dm_control/{args.task}-v0")
     spec = specification(config)
-    rows, with_copy = [], config.replace(scheme="target-based", num_bellman_iterations=1)
+    rows, with_copy = [], size(config.replace(scheme="target-based", num_bellman_iterations=1), spec).kept_parameters
     for scheme, k in COMPARED:
         one = config.replace(scheme=scheme, num_bellman_iterations=k)
-        row = {"label": one.label, **size(one, spec)._asdict(), "flops_per_update": flops_per_update(one, spec)}
-        row["saved_share"] = 1 - size(one, spec).kept_parameters / size(with_copy, spec).kept_parameters
+        found = size(one, spec)
+        row = {"label": one.label, **found._asdict(), "flops_per_update": flops_per_update(one, spec)}
+        row["saved_share"] = 1 - found.kept_parameters / with_copy
         row["replay_bytes"] = replay_memory(one, spec).total
         rows.append(row | {"total_bytes": sum(row[f"{part}_bytes"] for part in COST_PARTS)})
         if not args.json and sys.stderr.isatty():

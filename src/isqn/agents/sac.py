@@ -147,11 +147,9 @@ def make(config: Config, spec: EnvSpec) -> Agent:
 
         next_action, next_log_probability = draw(then, *policy.apply(network, batch.next_obs))
         bonus = -jnp.exp(log_temperature) * next_log_probability
-        critic_batch = Transition(
+        critic_batch = batch._replace(
             obs=jnp.concatenate([batch.obs, batch.action], axis=-1),
-            action=batch.action,
             reward=batch.reward + batch.discount * bonus,
-            discount=batch.discount,
             next_obs=jnp.concatenate([batch.next_obs, next_action], axis=-1),
         )
 
@@ -179,11 +177,9 @@ def make(config: Config, spec: EnvSpec) -> Agent:
     def update(state: AgentState, batch: Transition) -> tuple[AgentState, Metrics]:
         """As many as belong to a step, in one program: `batch` is that many batches, one behind the other."""
         bound = state.moments.largest_return / config.value_bound if is_categorical else 0.0
-        batch = Transition(
+        batch = batch._replace(
             obs=normalise.observation(state.moments, batch.obs),
-            action=batch.action,
             reward=batch.reward / jnp.maximum(normalise.scale(state.moments), bound),
-            discount=batch.discount,
             next_obs=normalise.observation(state.moments, batch.next_obs),
         )
         batches = jax.tree.map(lambda x: x.reshape(-1, config.batch_size, *x.shape[1:]), batch)

@@ -32,7 +32,7 @@ class Network(NamedTuple):
 
 
 class Policy(NamedTuple):
-    """Pure functions; `params` has a `torso` of everything."""
+    """Pure functions of the network that acts."""
 
     init: Callable[[Array], Params]
     apply: Callable[[Params, Array], tuple[Array, Array]]  # params, obs (B, ...) -> mean, log of the deviation (B, A)
