@@ -49,7 +49,7 @@ NUMBERS = dict.fromkeys(ONLINE, DQN) | {
     "atari-cql": TABLE_1
     | {"epoch_updates": 62_500, "target_update_period_updates": 2_000, "dataset_size": 5_000_000}
     | {"learning_rate": 5e-5, "adam_epsilon": 3.125e-4, "conservative_weight": 0.1},
-    "dmc-hard": {"discount": 0.99, "max_episode_steps": 500, "protocol": "action-repeat-2", "batch_size": 256}
+    "dmc-hard": {"discount": 0.99, "max_episode_steps": 1_000, "protocol": "action-repeat-2", "batch_size": 256}
     | {"critic_width": 512, "total_timesteps": 500_000, "target_step_size": 5e-3, "learning_starts": 5_000}
     | {"buffer_size": 1_000_000, "learning_rate": 1e-4, "learning_rate_end": 1e-5, "num_atoms": 101, "twin_q": False},
     "wordle": {"discount": 0.99, "vocabulary_size": 35, "reward_incorrect": -1, "reward_correct": 0}
@@ -87,10 +87,10 @@ def test_offline_periods_are_those_of_dqn_in_gradient_steps():
 
 def test_units_of_what_the_paper_leaves_open():
     dmc, wordle, stream = (PRESETS[name].fields for name in ("dmc-hard", "wordle", "atari-stream"))
-    fifth = dmc["max_episode_steps"] / 5  # SimbaV2's discount, for an episode in agent steps
+    fifth = dmc["max_episode_steps"] / 2 / 5  # SimbaV2's discount, for an episode in agent steps
     assert dmc["discount"] == (fifth - 1) / fifth
     assert dmc["total_timesteps"] == 50 * dmc["epoch_steps"]
-    assert dmc["learning_rate_decay_updates"] == dmc["total_timesteps"] * dmc["updates_per_step"]
+    assert dmc["learning_rate_decay_steps"] == dmc["total_timesteps"]
     assert wordle["batch_size"] == 16 * wordle["micro_batch_size"]
     assert wordle["total_updates"] == 60 * wordle["epoch_updates"]
     assert stream["total_timesteps"] == 100 * stream["epoch_steps"] == 20 * stream["epsilon_decay_steps"]

@@ -155,8 +155,12 @@ def make(config: Config, spec: EnvSpec) -> Agent:
 
 
 def make_optimizer(config: Config) -> optax.GradientTransformation:
+    rate: Any = config.learning_rate
+    if config.learning_rate_decay_steps:
+        updates = config.learning_rate_decay_steps * config.updates_per_step
+        rate = optax.linear_schedule(rate, config.learning_rate_end, updates)
+    if config.meta_gradient == "sgd":
+        return optax.sgd(rate)
     # Differentiating through Adam needs eps_root: a gradient of exactly zero has no slope under the root.
     eps_root = 1e-9 if config.meta_gradient == "adam" else 0.0
-    if config.meta_gradient == "sgd":
-        return optax.sgd(config.learning_rate)
-    return optax.adam(config.learning_rate, eps=config.adam_epsilon, eps_root=eps_root)
+    return optax.adam(rate, eps=config.adam_epsilon, eps_root=eps_root)

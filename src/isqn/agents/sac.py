@@ -16,7 +16,7 @@ import optax
 
 from isqn import losses, schemes
 from isqn.agents import normalise
-from isqn.agents.q_learning import Agent, AgentState, Choice
+from isqn.agents.q_learning import Agent, AgentState, Choice, make_optimizer
 from isqn.keys import device_key
 from isqn.networks import make_critic, make_policy
 from isqn.types import Array, EnvSpec, Metrics, Params, Transition, Values
@@ -207,13 +207,6 @@ def make(config: Config, spec: EnvSpec) -> Agent:
         refreshes=False,  # an update does it
         acts_by=("policy", "moments"),
     )
-
-
-def make_optimizer(config: Config) -> optax.GradientTransformation:
-    rate: Any = config.learning_rate
-    if config.learning_rate_decay_updates:
-        rate = optax.linear_schedule(rate, config.learning_rate_end, config.learning_rate_decay_updates)
-    return optax.adam(rate, eps=config.adam_epsilon)
 
 
 def draw(key: Array, mean: Array, log_std: Array) -> tuple[Array, Array]:

@@ -79,7 +79,7 @@ OWN: dict[str, tuple[str, ...]] = {
     "sac": (
         *("num_steps_return", "buffer_size", "learning_starts", "batch_size", "adam_epsilon", "head_weights"),
         *("head_weight_discount", "normalise_observations", "normalise_rewards", "updates_per_step", "twin_q"),
-        *("learning_rate_end", "learning_rate_decay_updates", "num_atoms", "value_bound", "joint_batch_norm"),
+        *("learning_rate_end", "learning_rate_decay_steps", "num_atoms", "value_bound", "joint_batch_norm"),
         *("batch_norm_epsilon", "entropy_temperature_start", "target_entropy_per_action", "critic_width"),
         *("critic_blocks", "policy_width", "policy_blocks"),
     ),
@@ -98,7 +98,7 @@ _AT_MOST = {"num_bellman_iterations": 1_000, "analysis_samples": 100_000}  # bey
 _AT_LEAST_ZERO = (
     *("seed", "learning_starts", "learning_rate", "adam_epsilon", "epsilon_decay_steps", "checkpoint_minutes"),
     *("meta_learning_rate", "conservative_weight", "head_weight_discount", "learning_rate_end"),
-    "learning_rate_decay_updates",
+    "learning_rate_decay_steps",
 )
 
 
@@ -157,8 +157,8 @@ class Config:
     """Of Adam, or in a stream of ObGD, before its bound."""
     learning_rate_end: float = 0.0
     """What it is at the end of its decay."""
-    learning_rate_decay_updates: int = 0
-    """Updates of its linear decay; 0: it stays as it is."""
+    learning_rate_decay_steps: int = 0
+    """Agent steps of its linear decay, counted from the first update; 0: it stays as it is."""
     adam_epsilon: float = 1e-8
     """Of Adam."""
 

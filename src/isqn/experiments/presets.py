@@ -66,7 +66,7 @@ _ATARI_CQL = _SHARED | {
 _DMC = AGENTS["sac"] | {
     "discount": 0.99,
     "protocol": "action-repeat-2",
-    "max_episode_steps": 500,  # H is 1,000 frames of the simulator
+    "max_episode_steps": 1_000,  # H, in frames of the simulator: the suite itself ends a task there
     "batch_size": 256,
     "torso": "simba",
     "target_step_size": 5e-3,
@@ -95,7 +95,7 @@ _DMC_HARD = _DMC | {
     "total_timesteps": 500_000,
     "learning_starts": 5_000,
     # not in the paper; the code of SimbaV2
-    "learning_rate_decay_updates": 1_000_000,
+    "learning_rate_decay_steps": 500_000,
     # not in the paper; ours
     "epoch_steps": 10_000,  # 20 episodes
     "log_period_steps": 1_000,
@@ -239,7 +239,7 @@ PRESETS: dict[str, Preset] = {
             "policy_width": 64,
             "total_timesteps": 20_000,
             "learning_starts": 1_000,
-            "learning_rate_decay_updates": 40_000,
+            "learning_rate_decay_steps": 20_000,
             "epoch_steps": 1_000,
             "log_period_steps": 500,
         },

@@ -22,6 +22,7 @@ Table = dict[str, Any]
 
 TB: Table = {"scheme": "target-based"}
 TF: Table = {"scheme": "target-free"}
+TB_WITH_BATCH_NORM: Table = {**TB, "joint_batch_norm": "yes", "name": "TB-SAC, BN"}
 
 
 def iterated(*k: int) -> Table:
@@ -126,8 +127,8 @@ PAPER: dict[str, Table] = {
     "continuous": {
         "agent": "sac",
         "tasks": control(*DMC_HARD_7),
-        "methods": (TB, TF, iterated(1, 9)),
-        "settings": {"preset": "dmc-hard"},
+        "methods": (TB, TB_WITH_BATCH_NORM, TF, iterated(1, 9)),
+        "settings": {"preset": "dmc-hard", "analysis": True},
         "baseline": "TB-SAC",
         "seeds": tuple(range(10)),
     },
@@ -213,7 +214,7 @@ MINI: dict[str, Table] = {
     # nothing was tuned: the settings are the paper's, with a small critic
     "continuous": {
         "tasks": control("cartpole-swingup", "walker-walk"),
-        "settings": {"preset": "dmc-small"},
+        "settings": {"preset": "dmc-small", "analysis": True},
         "seeds": FRESH,
     },
     # nothing was tuned: the settings are the paper's and those of the code of Stream Q on MinAtar
