@@ -10,6 +10,7 @@ from isqn.envs import dmc
 from isqn.envs.adapter import list_environments, make_environment
 from isqn.envs.check import check_environment
 from isqn.envs.scores import DMC_HARD_7
+from isqn.experiments.presets import preset_config
 from isqn.types import UserError
 
 CARTPOLE = "dm_control/cartpole-swingup-v0"
@@ -70,6 +71,17 @@ def test_repeated_actions_add_their_rewards():
     assert once.spec.frames_per_step == 1
 
 
+@pytest.mark.parametrize(("protocol", "steps"), [("action-repeat-1", 1_000), ("action-repeat-2", 500)])
+def test_an_episode_of_the_presets_is_a_thousand_frames_whatever_the_repeat(protocol, steps):
+    config = preset_config("dmc-small").replace(protocol=protocol)
+    env, length, step = make_environment(config.env_id, protocol=protocol), 0, None
+    env.reset(0)
+    while step is None or not step.truncated:
+        step, length = env.step(np.zeros(1, np.float32)), length + 1
+    assert length == steps <= config.max_episode_steps
+    assert not step.terminated
+
+
 def test_all_tasks_are_listed_and_a_wrong_one_is_answered_with_the_nearest():
     ids = [row.id for row in list_environments() if row.kind == "dm_control"]
     assert {f"dm_control/{task}-v0" for task in DMC_HARD_7} < set(ids)
@@ -116,6 +128,16 @@ def test_actions_are_stretched_to_their_bounds():
         env.step(np.array(action, np.float32))
         np.testing.assert_allclose(env.env.last, expected, rtol=1e-6)
         assert env.env.last.dtype == np.float64
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16])
+def test_the_ends_are_those_of_the_space_in_its_own_type(dtype):
+    """0.1 and 0.3 are other numbers in each type, and its neighbour may lie outside."""
+    env = make_environment(Bounds(gym.spaces.Box(dtype(-0.1), dtype(0.3), (1,), dtype)))
+    env.reset(0)
+    for end, bound in ((-1, env.env.action_space.low), (1, env.env.action_space.high)):
+        env.step(np.array([end], np.float32))
+        np.testing.assert_array_equal(env.env.last, bound)
 
 
 def test_actions_of_any_shape():

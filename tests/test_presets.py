@@ -14,7 +14,7 @@ import jax
 import numpy as np
 import pytest
 
-from isqn.agents import sac
+from isqn.agents.q_learning import make_optimizer
 from isqn.data.replay import Replay
 from isqn.envs.adapter import make_environment
 from isqn.envs.atari import MACHADO2018, find_protocol
@@ -327,7 +327,7 @@ def batch_norm_for(cell: str, preset: str) -> None:
 def adam(cell: str, preset: str) -> None:
     """Whose state has two moments."""
     assert cell == "Adam"
-    assert hasattr(sac.make_optimizer(preset_config(preset)).init(np.zeros(1))[0], "nu")
+    assert hasattr(make_optimizer(preset_config(preset)).init(np.zeros(1))[0], "nu")
 
 
 def hidden_layer_and_heads(cell: str, preset: str) -> None:

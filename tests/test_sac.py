@@ -11,11 +11,13 @@ from scipy import stats
 from helpers import ALL_SCHEMES, assert_trees_close
 from isqn import losses
 from isqn.agents import sac
+from isqn.agents.q_learning import make_optimizer
 from isqn.analysis.cost import size
 from isqn.experiments.config import begin
 from isqn.experiments.presets import preset_config
+from isqn.networks.layers import BatchRenorm
 from isqn.networks.simba import unit, unit_columns
-from isqn.types import EnvSpec, Transition, Values
+from isqn.types import EnvSpec, Transition, UserError, Values
 
 TASK = EnvSpec("task", "test", (3,), "float32", 2, action_low=(-1, -1), action_high=(1, 1), action_box=(2,))
 DOG = EnvSpec("dog", "test", (223,), "float32", 38, action_low=(-1,) * 38, action_high=(1,) * 38, action_box=(38,))
@@ -95,7 +97,7 @@ def test_every_column_of_simbav2_has_length_one():
     begun = agent.init(0)
     after, _ = train(agent, begun, 3)
     for state in (begun, after):
-        for kernel in kernels((state.params, state.policy["network"])):
+        for kernel in kernels((state.params, state.policy.network)):
             np.testing.assert_allclose(jnp.linalg.norm(kernel, axis=-2), 1, atol=1e-5)
     assert kernels(begun.params)[0].shape == kernels(after.params)[0].shape
     assert any((a != b).any() for a, b in zip(kernels(begun.params), kernels(after.params), strict=True))
@@ -280,7 +282,7 @@ def test_statistics_move_with_the_critic_only_and_are_those_of_both_ends():
     (mean, _) = jax.tree.leaves(after.statistics)
     key = jax.random.split(sac.device_key(begun.seed, "update", 0))[1]
     policy = sac.make_policy(TASK, config)
-    next_action, _ = sac.draw(key, *policy.apply(begun.policy["network"], batch.next_obs))
+    next_action, _ = sac.draw(key, *policy.apply(begun.policy.network, {}, batch.next_obs)[0])
     now, then = (np.concatenate(x, axis=-1) for x in ((batch.obs, batch.action), (batch.next_obs, next_action)))
     units, _ = agent.network.look(begun.params, begun.statistics, np.concatenate([now, then]))
     np.testing.assert_allclose(mean[0], 0.01 * units[0].mean(axis=0), rtol=1e-4)
@@ -306,12 +308,12 @@ def test_the_temperature_rises_while_the_entropy_is_below_its_target():
         _, agent = make(target_entropy_per_action=per_action)
         state, _ = train(agent, agent.init(0), 1)
         # Adam's first step is the learning rate
-        assert float(state.policy["log_temperature"]) == pytest.approx(sign * 0.01, rel=1e-3)
+        assert float(state.policy.log_temperature) == pytest.approx(sign * 0.01, rel=1e-3)
 
 
 def test_the_learning_rate_falls_in_a_line():
     config = preset_config("dmc-hard")
-    optimizer, one = sac.make_optimizer(config), jnp.ones(())
+    optimizer, one = make_optimizer(config), jnp.ones(())
     state = optimizer.init(one)
     for updates, rate in ((0, 1e-4), (500_000, 5.5e-5), (1_000_000, 1e-5), (2_000_000, 1e-5)):
         at = jax.tree.map(lambda x, n=updates: jnp.asarray(n, x.dtype) if x.dtype == jnp.int32 else x, state)
@@ -319,6 +321,126 @@ def test_the_learning_rate_falls_in_a_line():
         at = (at[0]._replace(mu=one, nu=one, count=jnp.int32(2**30)), *at[1:])
         step, _ = optimizer.update(one, at)
         assert float(-step) == pytest.approx(rate, rel=1e-3)
+
+
+# -- what the paper leaves open ----------------------------------------------------------------------------------------
+
+
+def test_what_the_policy_climbs():
+    """Three pairs of weights 1, 1/4, 1/16, which sum to 21/16."""
+    expected = {
+        "weighted-mean": (16 / 21, 4 / 21, 1 / 21),
+        "weighted-sum-over-k": (1 / 3, 1 / 12, 1 / 48),
+        "first": (1, 0, 0),
+        "last": (0, 0, 1),
+    }
+    for rule, weights in expected.items():
+        assert make(num_bellman_iterations=3, policy_value=rule)[0].policy_weights == pytest.approx(weights)
+    with pytest.raises(UserError, match="it must have a sum above 0, for the policy's loss"):
+        make(num_bellman_iterations=2, head_weights=(0.0, 0.0))
+
+
+def test_a_refresh_of_head_zero_alone():
+    _, agent = make(num_bellman_iterations=3, refreshed_heads="first", target_step_size=1.0)
+    state = agent.init(0)
+    old, new = state.params["heads"]["kernel"], agent.refresh(state).params["heads"]["kernel"]
+    np.testing.assert_array_equal(new, jnp.stack([old[1], old[1], old[2], old[3]]))
+
+
+def test_heads_begin_apart_or_head_zero_as_a_copy_of_head_one():
+    for rule, copied in (("independent", False), ("copied", True)):
+        heads = make(num_bellman_iterations=2, initial_heads=rule)[1].init(0).params["heads"]["kernel"]
+        same = [bool((heads[i] == heads[i + 1]).all()) for i in range(2)]
+        assert same == [copied, False]
+
+
+def test_frozen_heads_are_projected_or_stay_as_they_are():
+    for projected, length in ((True, 1.0), (False, 0.5)):
+        _, agent = make(target_update_period=1_000, project_frozen_heads=projected, **SIMBA)
+        state = agent.init(0)
+        heads = {**state.params["heads"], "kernel": state.params["heads"]["kernel"].at[0].multiply(0.5)}
+        state, _ = train(agent, state._replace(params={**state.params, "heads": heads}), 1)
+        lengths = jnp.linalg.norm(state.params["heads"]["kernel"], axis=-2)
+        np.testing.assert_allclose(lengths[0], length, rtol=1e-5)
+        np.testing.assert_allclose(lengths[1], 1, rtol=1e-5)
+
+
+@pytest.mark.parametrize("order", ["policy-first", "critic-first"])
+def test_who_comes_first_does_not_see_what_the_other_learns(order):
+    """In one update: the critic does not know the new temperature, or the policy not the new critic."""
+    critics, policies = [], []
+    for entropy, reward in ((-1.0, 0.0), (5.0, 0.0), (-1.0, 9.0)):
+        _, agent = make(update_order=order, target_entropy_per_action=entropy, normalise_observations=False)
+        batch = random_batch()._replace(reward=np.full(8, reward, np.float32))
+        state, _ = jax.jit(agent.update)(agent.init(0), batch)
+        gradients = (state.optimizer.critic[0].mu, state.optimizer.policy[0].mu)  # a tenth of them
+        critic, policy = (np.concatenate([leaf.ravel() for leaf in jax.tree.leaves(tree)]) for tree in gradients)
+        critics.append(critic)
+        policies.append(policy)
+    assert (critics[0] != critics[1]).any() == (order == "policy-first")
+    assert (policies[0] != policies[2]).any() == (order == "critic-first")
+
+
+def test_no_loss_of_the_policy_moves_the_averages_of_the_critic():
+    states = []
+    for rule in ("running", "batch"):
+        _, agent = make(scheme="target-free", policy_loss_statistics=rule, normalise_observations=False)
+        states.append(train(agent, agent.init(0), 1)[0])
+    # one update: the critic learned from policies that differ by a step of 0.01, and so did its averages
+    assert_trees_close(*(state.statistics for state in states), rtol=0.05, atol=1e-3)
+    leaves = [jax.tree.leaves(state.optimizer.policy) for state in states]
+    assert any((left != right).any() for left, right in zip(*leaves, strict=True))
+
+
+@pytest.mark.parametrize("fields", [{}, SIMBA], ids=["mlp", "simba"])
+def test_batch_norm_of_the_input_and_of_the_policy(fields):
+    """Two numbers for each of 3 + 2 inputs of the critic, 3 of the policy, and each of its units after a ReLU."""
+    units = 4 * fields["policy_width"] if fields else 8
+    plain, _ = make(**fields)
+    found = {name: size(plain.replace(**{name: True}), TASK) for name in ("batch_norm_input", "batch_norm_policy")}
+    both, agent = make(batch_norm_input=True, batch_norm_policy=True, **fields)
+    parameters = size(plain, TASK).parameters
+    assert found["batch_norm_input"].parameters - parameters == 2 * 5
+    assert found["batch_norm_policy"].parameters - parameters == 2 * units
+    assert size(both, TASK).parameters - parameters == 2 * (5 + units + 3)
+    begun = agent.init(0)
+    state, _ = train(agent, begun, 2)
+    moved = [(a != b).any() for a, b in zip(*map(jax.tree.leaves, (begun.policy, state.policy)), strict=True)]
+    assert all(moved)
+    assert not jax.tree.leaves(make(scheme="target-based", batch_norm_policy=True)[1].init(0).policy.statistics)
+
+
+def test_batch_renormalisation():
+    """Ioffe 2017: near the running averages, training and evaluation are the same; at first it is BatchNorm."""
+    x = np.random.default_rng(0).normal(2, 3, (64, 4)).astype(np.float32)
+    layer = BatchRenorm(epsilon=1e-3)
+    params = layer.init(jax.random.key(0), x, False)
+    mean, variance = np.full(4, 1.5), np.full(4, 8.0)
+
+    def normalised(train, calls, mean=mean, variance=variance):
+        averages = {"mean": jnp.asarray(mean), "var": jnp.asarray(variance), "calls": jnp.int32(calls)}
+        return layer.apply({**params, "batch_stats": averages}, x, train, mutable=["batch_stats"])
+
+    by_batch = (x - x.mean(axis=0)) / np.sqrt(x.var(axis=0) + 1e-3)
+    np.testing.assert_allclose(normalised(True, 99_999)[0], by_batch, rtol=1e-4, atol=1e-5)
+    known, after = normalised(True, 100_000)
+    np.testing.assert_allclose(known, normalised(False, 0)[0], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(known, (x - mean) / np.sqrt(variance + 1e-3), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(after["batch_stats"]["mean"], 0.99 * mean + 0.01 * x.mean(axis=0), rtol=1e-5)
+    assert int(after["batch_stats"]["calls"]) == 100_001
+    far, _ = normalised(True, 100_000, mean=np.full(4, -1e6), variance=np.full(4, 1e-6))  # the limits, 3 and 5
+    np.testing.assert_allclose(far, 3 * by_batch + 5, rtol=1e-4, atol=1e-4)
+    _, agent = make(scheme="target-free", batch_norm_kind="renorm", batch_norm_epsilon=1e-3, **SIMBA)
+    assert np.isfinite(train(agent, agent.init(0), 2)[1]["loss"])
+
+
+def test_half_the_precision_is_for_products_only():
+    config, agent = make(compute_dtype="bfloat16", **SIMBA)
+    state = agent.init(0)
+    _, features = agent.look(state, random_batch())
+    assert {leaf.dtype for leaf in jax.tree.leaves((state.params, state.policy, features))} == {np.dtype("float32")}
+    (mean, log_std), _ = sac.make_policy(TASK, config).apply(state.policy.network, {}, random_batch().obs)
+    assert (mean.dtype, log_std.dtype, unit(jnp.ones(3, jnp.bfloat16)).dtype) == (jnp.float32,) * 3
 
 
 # -- normalisation -----------------------------------------------------------------------------------------------------
@@ -337,10 +459,14 @@ def test_rewards_are_divided_by_the_deviation_of_the_return_or_its_bound():
         returns.append(total)
     assert returns == [1.0, 2.5, 40.0, 21.0]  # the last reward of an episode leaks into the next one
     np.testing.assert_array_equal(frame, 1)  # what is stored is as it came
-    assert float(state.moments.largest_return) == 40
+    assert float(state.moments.returns.largest) == 40
     deviation = np.std(returns, ddof=1)
     assert float(sac.normalise.scale(state.moments)) == pytest.approx(deviation, rel=1e-5)
     assert deviation > 40 / config.value_bound
+    assert float(sac.normalise.scale(state.moments, config.value_bound)) == pytest.approx(deviation, rel=1e-5)
+    assert float(sac.normalise.scale(state.moments, 1.0)) == 40
+    _, without = make(normalise_observations=False)
+    assert not jax.tree.leaves(without.init(0).moments)  # so that no program counts nothing
 
 
 def test_acting_is_uniform_then_a_sample_then_the_mean():
@@ -354,5 +480,5 @@ def test_acting_is_uniform_then_a_sample_then_the_mean():
     assert len(np.unique(samples)) > 500
     _, certain = make(normalise_observations=False, acting_rule="mean")
     means = np.array([jax.jit(certain.act)(state, jnp.zeros(3), 0.0, step, 0).action for step in range(3)])
-    mean, _ = sac.make_policy(TASK, config).apply(state.policy["network"], np.zeros((1, 3)))
+    (mean, _), _ = sac.make_policy(TASK, config).apply(state.policy.network, {}, np.zeros((1, 3)))
     np.testing.assert_allclose(means, np.tanh(np.repeat(mean, 3, axis=0)), rtol=1e-5)

@@ -10,9 +10,11 @@ import pytest
 
 import isqn
 from isqn.cli import main
+from isqn.envs.adapter import make_environment
 from isqn.experiments.config import begin
 from isqn.experiments.studies import find_study
 from isqn.train import record, run
+from isqn.train.evaluate import evaluate
 from isqn.types import Interrupted, UserError
 from test_resume import assert_same, final, stop_after
 
@@ -28,6 +30,7 @@ PENDULUM = begin("sac").replace(
     log_period_steps=70,
     normalise_rewards=True,
 )
+ONE_GAME = {"episodes": 1, "seed": 0, "epsilon": 0.0, "max_episode_steps": 1_000}
 CARTPOLE = PENDULUM.replace(
     env_id="dm_control/cartpole-swingup-v0",
     torso="simba",
@@ -129,6 +132,20 @@ def test_the_facade(tmp_path):
         isqn.Model("sac", env=Pictures())
 
 
+def test_playing_leaves_what_is_normalised_by_alone():
+    """That of a replay; an agent that learns from a stream goes on with it."""
+    model = isqn.Model("sac", hidden_sizes=(8,))
+
+    def observe(*_):
+        raise AssertionError("counted")
+
+    agent = model._agent._replace(observe=observe)
+    with pytest.raises(AssertionError, match="counted"):
+        evaluate(agent._replace(streams=True), model.state, make_environment("Pendulum-v1"), **ONE_GAME)
+    (played,) = evaluate(agent, model.state, make_environment("Pendulum-v1"), **ONE_GAME)
+    assert played.length == 200
+
+
 class Pictures(gym.Env):
     observation_space = gym.spaces.Box(0, 255, (8, 8, 3), np.uint8)
     action_space = gym.spaces.Box(-1, 1, (2,), np.float32)
@@ -138,7 +155,9 @@ class Pictures(gym.Env):
 def test_the_study_of_the_paper(scale):
     study = find_study("continuous", scale)
     labels = [cell.config.label for cell in study.cells if cell.task == study.cells[0].task]
-    assert labels == ["TB-SAC", "TF-SAC", "iS-SAC K=1", "iS-SAC K=9"]
-    assert [cell.config.uses_batch_norm for cell in study.cells[:4]] == [False, True, True, True]
+    assert labels == ["TB-SAC", "TB-SAC", "TF-SAC", "iS-SAC K=1", "iS-SAC K=9"]
+    assert [cell.method for cell in study.cells[:2]] == ["TB-SAC", "TB-SAC, BN"]
+    assert [cell.config.uses_batch_norm for cell in study.cells[:5]] == [False, True, True, True, True]
+    assert all(cell.config.analysis for cell in study.cells)
     assert all(cell.config.torso == "simba" and cell.config.num_atoms == 101 for cell in study.cells)
     assert len(study.seeds) == (10 if scale == "paper" else 5)

@@ -237,7 +237,7 @@ def test_rewards_are_scaled_by_the_deviation_of_the_discounted_return():
         running = 0.99 * (not step.ended[0]) * running + float(step.reward[0])
         totals.append(running)
         deviation = np.sqrt((np.var(totals, ddof=1) if len(totals) > 1 else 1.0) + 1e-8)
-        np.testing.assert_allclose(moments.deviation(state.moments.returns), deviation, rtol=1e-5)
+        np.testing.assert_allclose(moments.deviation(state.moments.returns.moments), deviation, rtol=1e-5)
     # the learner sees them so: with raw rewards and those of the last step scaled by hand, its error is the same
     raw = stream_q.make(config.replace(normalise_rewards=False), VECTOR)
     before = before._replace(moments=raw.init(0).moments)

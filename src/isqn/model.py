@@ -70,10 +70,12 @@ class Model:
         self._draws = 0
 
     def _chooser(self, agent: Agent) -> Any:
-        """Actions for a batch of observations, each on its own."""
+        """Actions for a batch of observations, each on its own; in a stream, each as if it came next."""
         width = self.spec.frame_shape[-1]
 
         def choose(state: AgentState, obs: Array, epsilon: Array, step: Array) -> Array:
+            if not agent.streams:
+                return agent.act(state, obs, epsilon, step, jnp.int32(0)).action
             frames = jnp.split(obs, obs.shape[-1] // width, axis=-1)  # from the oldest to the newest
             begun = jnp.bool(False)
             for index, frame in enumerate(frames):

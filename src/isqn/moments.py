@@ -25,7 +25,12 @@ class Moments(NamedTuple):
 
 def empty(shape: tuple[int, ...] = ()) -> Moments:
     # two buffers, because what holds them is donated
-    return Moments(jnp.uint32(0), jnp.zeros((*shape, 2), jnp.uint32), jnp.zeros((*shape, 2), jnp.uint32))
+    return Moments(jnp.uint32(0), zeros(shape), zeros(shape))
+
+
+def zeros(shape: tuple[int, ...] = ()) -> Array:
+    """As words of float64."""
+    return jnp.zeros((*shape, 2), jnp.uint32)
 
 
 def count(moments: Moments, sample: Array) -> Moments:
@@ -36,6 +41,15 @@ def count(moments: Moments, sample: Array) -> Moments:
         moved = mean + (x - mean) / _double(number)
         squares = _number(moments.squares) + (x - mean) * (x - moved)
         return Moments(number, _words(moved), _words(squares))
+
+
+def follow(
+    moments: Moments, total: Array, discount: float, ended: Array, reward: Array
+) -> tuple[Moments, Array, Array]:
+    """Count a discounted sum of rewards at its newest value; the words of that, and its size in float32."""
+    with jax.enable_x64(True):
+        now = discount * _double(1 - ended) * _number(total) + _double(reward)
+        return count(moments, now), _words(now), _single(jnp.abs(now))
 
 
 def centred(moments: Moments, x: Array) -> Array:

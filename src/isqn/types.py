@@ -66,6 +66,7 @@ class EnvSpec:
     action_low: tuple[float, ...] = ()  # of continuous actions, number by number: what the agent's -1 stands for
     action_high: tuple[float, ...] = ()  # and its 1
     action_box: tuple[int, ...] = ()  # the shape in which the environment takes them
+    action_type: str = "float32"  # and the type
 
     @property
     def obs_shape(self) -> tuple[int, ...]:
@@ -95,8 +96,8 @@ class EnvSpec:
             return self.first_action + action
         low, high = np.array(self.action_low), np.array(self.action_high)
         # the ends exactly, whatever a sum would round to
-        scaled = np.clip(low + (np.asarray(action, np.float64) + 1) / 2 * (high - low), low, high).astype(np.float32)
-        return scaled.reshape(*scaled.shape[:-1], *self.action_box)
+        scaled = np.clip(low + (np.asarray(action, np.float64) + 1) / 2 * (high - low), low, high)
+        return scaled.reshape(*scaled.shape[:-1], *self.action_box).astype(self.action_type)
 
     def random_action(self, generator: np.random.Generator) -> Any:
         """Uniform, as the agent would choose it."""

@@ -16,15 +16,20 @@ if TYPE_CHECKING:
 
 class Normalisation(NamedTuple):
     observations: Moments | tuple[()]  # () if they are learned from as they are
-    returns: Moments | tuple[()]
-    discounted_return: Array  # of the rewards so far; after an episode it begins again with its last reward
-    largest_return: Array  # and its largest size
+    returns: Returns | tuple[()]
+
+
+class Returns(NamedTuple):
+    moments: Moments
+    latest: Array  # words of float64: the discounted rewards so far; an episode's last reward begins it again
+    largest: Array  # its largest size
 
 
 def begin(config: Config, spec: EnvSpec) -> Normalisation:
+    """Without a leaf where nothing is normalised."""
     observations = moments.empty(spec.frame_shape) if config.normalise_observations else ()
-    returns = moments.empty() if config.normalise_rewards else ()
-    return Normalisation(observations, returns, jnp.float32(0), jnp.float32(0))
+    returns = Returns(moments.empty(), moments.zeros(), jnp.float32(0)) if config.normalise_rewards else ()
+    return Normalisation(observations, returns)
 
 
 def count(
@@ -34,10 +39,8 @@ def count(
     if seen.observations:
         seen = seen._replace(observations=moments.count(seen.observations, frame))
     if seen.returns and reward is not None and ended is not None:
-        total = discount * (1 - ended) * seen.discounted_return + reward
-        largest = jnp.maximum(seen.largest_return, jnp.abs(total))
-        returns = moments.count(seen.returns, total)
-        seen = seen._replace(returns=returns, discounted_return=total, largest_return=largest)
+        counted, latest, size = moments.follow(seen.returns.moments, seen.returns.latest, discount, ended, reward)
+        seen = seen._replace(returns=Returns(counted, latest, jnp.maximum(seen.returns.largest, size)))
     return seen
 
 
@@ -45,6 +48,9 @@ def observation(seen: Normalisation, frame: Array) -> Array:
     return moments.centred(seen.observations, frame) if seen.observations else frame
 
 
-def scale(seen: Normalisation) -> Array:
-    """What rewards are divided by."""
-    return moments.deviation(seen.returns) if seen.returns else jnp.float32(1)
+def scale(seen: Normalisation, value_bound: float | None = None) -> Array:
+    """What rewards are divided by: so much at least that no return so far is beyond the bound."""
+    if not seen.returns:
+        return jnp.float32(1)
+    deviation = moments.deviation(seen.returns.moments)
+    return deviation if value_bound is None else jnp.maximum(deviation, seen.returns.largest / value_bound)

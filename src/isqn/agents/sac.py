@@ -6,6 +6,7 @@ observations and rewards as they came; what they are normalised by moves, and is
 
 from __future__ import annotations
 
+import dataclasses
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -25,6 +26,12 @@ if TYPE_CHECKING:
     from isqn.experiments.config import Config
 
 
+class Actor(NamedTuple):
+    network: Params
+    statistics: Params  # running averages of its BatchNorm, {} without
+    log_temperature: Array
+
+
 class Optimizers(NamedTuple):
     critic: Any
     policy: Any
@@ -39,18 +46,18 @@ def make(config: Config, spec: EnvSpec) -> Agent:
     atoms = losses.value_atoms(config.num_atoms, config.value_bound)
     is_categorical = config.num_atoms > 1
     pair_loss = partial(losses.categorical, value_bound=config.value_bound) if is_categorical else losses.expected
-    weights = jnp.asarray(config.pair_weights)
+    weights, climbed = jnp.asarray(config.pair_weights), jnp.asarray(config.policy_weights)
     online, target, copy = np.array(scheme.online), np.array(scheme.target), np.array(scheme.copy, int)
+    frozen = np.array(sorted(set(scheme.target) - set(scheme.online)), int)
     target_entropy = config.target_entropy_per_action * spec.num_actions
+    first = dataclasses.replace(scheme, online=scheme.online[:1], target=scheme.target[:1], copy=scheme.copy[:1])
 
     def init(seed: Array | int) -> AgentState:
         params, statistics = critic.init(device_key(seed, "network"))
-        if scheme.twins:
-            params, _ = schemes.refresh(scheme, params, ())
-        actor = {
-            "network": policy.init(device_key(seed, "policy")),
-            "log_temperature": jnp.log(jnp.float32(config.entropy_temperature_start)),
-        }
+        if scheme.twins or config.initial_heads == "copied":
+            params, _ = schemes.refresh(scheme if scheme.twins else first, params, ())
+        network, policy_statistics = policy.init(device_key(seed, "policy"))
+        log_temperature = jnp.log(jnp.float32(config.entropy_temperature_start))
         return AgentState(
             seed=jnp.asarray(seed, jnp.uint32),
             params=params,
@@ -59,12 +66,12 @@ def make(config: Config, spec: EnvSpec) -> Agent:
             copies=tuple(jax.tree.map(jnp.copy, params) for _ in range(scheme.num_copies)),
             optimizer=Optimizers(
                 critic=optimizer.init(params),
-                policy=optimizer.init(actor["network"]),
-                temperature=optimizer.init(actor["log_temperature"]),
+                policy=optimizer.init(network),
+                temperature=optimizer.init(log_temperature),
                 updates=jnp.int32(0),
             ),
             moments=normalise.begin(config, spec),
-            policy=actor,
+            policy=Actor(network, policy_statistics, log_temperature),
         )
 
     def observe(
@@ -74,11 +81,13 @@ def make(config: Config, spec: EnvSpec) -> Agent:
 
     def act(state: AgentState, obs: Array, epsilon: Array, step: Array, episode: Array) -> Choice:
         explore, uniform, normal = jax.random.split(device_key(state.seed, "explore", step), 3)
-        seen = normalise.observation(state.moments, obs)[None]
-        mean, log_std = policy.apply(state.policy["network"], seen)
+        mean, log_std = plan(state.policy, normalise.observation(state.moments, obs)[None])
         chosen = jnp.tanh(mean[0]) if config.acting_rule == "mean" else draw(normal, mean, log_std)[0][0]
         random_action = jax.random.uniform(uniform, (spec.num_actions,), minval=-1)
         return Choice(jnp.where(jax.random.uniform(explore) < epsilon, random_action, chosen), jnp.bool(False))
+
+    def plan(actor: Actor, obs: Array) -> tuple[Array, Array]:
+        return policy.apply(actor.network, actor.statistics, obs)[0]
 
     def value(outputs: Array) -> Array:
         """What a critic expects, from its logits over atoms or its one number."""
@@ -119,67 +128,76 @@ def make(config: Config, spec: EnvSpec) -> Agent:
         metrics = {"loss": per_pair.sum(), "q_value": value(jax.lax.stop_gradient(predictions)).mean()}
         return per_pair, (metrics, new_statistics)
 
-    def learn_policy(state: AgentState, obs: Array, key: Array) -> tuple[Any, Any, Array]:
-        temperature = jnp.exp(state.policy["log_temperature"])
-
-        def loss(params: Params) -> tuple[Array, Array]:
-            action, log_probability = draw(key, *policy.apply(params, obs))
-            q, _ = critic.apply(state.params, state.statistics, jnp.concatenate([obs, action], axis=-1))
-            least = value(q[:, online]).min(axis=2)
-            return (temperature * log_probability - least @ weights / weights.sum()).mean(), log_probability.mean()
-
-        grads, log_probability = jax.grad(loss, has_aux=True)(state.policy["network"])
-        network, optimizer_state = stepped(state.optimizer.policy, grads, state.policy["network"])
-        return policy.project(network), optimizer_state, -log_probability
-
     def stepped(optimizer_state: Any, grads: Any, params: Any) -> tuple[Any, Any]:
         steps, optimizer_state = optimizer.update(grads, optimizer_state, params)
         return optax.apply_updates(params, steps), optimizer_state
 
-    def learn(state: AgentState, batch: Transition) -> tuple[AgentState, Metrics]:
-        """One update, of observations and rewards that are normalised."""
-        optimizers = state.optimizer
-        now, then = jax.random.split(device_key(state.seed, "update", optimizers.updates))
-        network, policy_optimizer, entropy = learn_policy(state, batch.obs, now)
-        log_temperature = state.policy["log_temperature"]
-        slope = jnp.exp(log_temperature) * (entropy - target_entropy)
-        log_temperature, temperature_optimizer = stepped(optimizers.temperature, slope, log_temperature)
+    def learn_policy(state: AgentState, batch: Transition, key: Array) -> tuple[AgentState, Metrics]:
+        """The policy, by what the critic values and its entropy; then the temperature, by that entropy."""
+        actor, temperature = state.policy, jnp.exp(state.policy.log_temperature)
 
-        next_action, next_log_probability = draw(then, *policy.apply(network, batch.next_obs))
-        bonus = -jnp.exp(log_temperature) * next_log_probability
-        critic_batch = batch._replace(
+        def loss(network: Params) -> tuple[Array, tuple[Array, Params]]:
+            (mean, log_std), statistics = policy.apply(network, actor.statistics, batch.obs, True)
+            action, log_probability = draw(key, mean, log_std)
+            joined, train = jnp.concatenate([batch.obs, action], axis=-1), config.policy_loss_statistics == "batch"
+            q, _ = critic.apply(state.params, state.statistics, joined, train)
+            least = value(q[:, online]).min(axis=2)
+            return (temperature * log_probability - least @ climbed).mean(), (-log_probability.mean(), statistics)
+
+        grads, (entropy, statistics) = jax.grad(loss, has_aux=True)(actor.network)
+        network, of_policy = stepped(state.optimizer.policy, grads, actor.network)
+        slope = temperature * (entropy - target_entropy)
+        log_temperature, of_temperature = stepped(state.optimizer.temperature, slope, actor.log_temperature)
+        state = state._replace(
+            policy=Actor(policy.project(network), statistics, log_temperature),
+            optimizer=state.optimizer._replace(policy=of_policy, temperature=of_temperature),
+        )
+        return state, {"entropy": entropy, "temperature": jnp.exp(log_temperature)}
+
+    def learn_critic(state: AgentState, batch: Transition, key: Array) -> tuple[AgentState, Metrics]:
+        next_action, next_log_probability = draw(key, *plan(state.policy, batch.next_obs))
+        bonus = -jnp.exp(state.policy.log_temperature) * next_log_probability
+        batch = batch._replace(
             obs=jnp.concatenate([batch.obs, batch.action], axis=-1),
             reward=batch.reward + batch.discount * bonus,
             next_obs=jnp.concatenate([batch.next_obs, next_action], axis=-1),
         )
 
         def weighted(params: Params) -> tuple[Array, tuple[Metrics, Params]]:
-            per_pair, rest = pair_losses(params, state.statistics, state.copies, critic_batch)
+            per_pair, rest = pair_losses(params, state.statistics, state.copies, batch)
             return per_pair @ weights, rest
 
         grads, (metrics, statistics) = jax.grad(weighted, has_aux=True)(state.params)
-        params, critic_optimizer = stepped(optimizers.critic, grads, state.params)
-        updates = optimizers.updates + 1
-        state = state._replace(
-            params=critic.project(params),
-            statistics=statistics,
-            optimizer=Optimizers(critic_optimizer, policy_optimizer, temperature_optimizer, updates),
-            policy={"network": network, "log_temperature": log_temperature},
-        )
+        params, of_critic = stepped(state.optimizer.critic, grads, state.params)
+        optimizers = state.optimizer._replace(critic=of_critic)
+        return state._replace(params=project(params), statistics=statistics, optimizer=optimizers), metrics
+
+    def project(params: Params) -> Params:
+        projected = critic.project(params)
+        if config.project_frozen_heads:
+            return projected
+        heads = jax.tree.map(lambda w, old: w.at[frozen].set(old[frozen]), projected["heads"], params["heads"])
+        return {**projected, "heads": heads}
+
+    def learn(state: AgentState, batch: Transition) -> tuple[AgentState, Metrics]:
+        """One update, of observations and rewards that are normalised."""
+        keys = jax.random.split(device_key(state.seed, "update", state.optimizer.updates))
+        parts, metrics = [(learn_policy, keys[0]), (learn_critic, keys[1])], Metrics()
+        for part, key in parts if config.update_order == "policy-first" else reversed(parts):
+            state, found = part(state, batch, key)
+            metrics |= found
+        updates = state.optimizer.updates + 1
+        state = state._replace(optimizer=state.optimizer._replace(updates=updates))
         if config.target_update_period == 1:
-            state = refresh(state)
-        else:
-            due = updates % config.target_update_period == 0
-            state = jax.lax.cond(due, refresh, lambda unchanged: unchanged, state)
-        metrics |= {"entropy": entropy, "temperature": jnp.exp(log_temperature)}
-        return state, metrics
+            return refresh(state), metrics
+        due = updates % config.target_update_period == 0
+        return jax.lax.cond(due, refresh, lambda unchanged: unchanged, state), metrics
 
     def update(state: AgentState, batch: Transition) -> tuple[AgentState, Metrics]:
         """As many as belong to a step, in one program: `batch` is that many batches, one behind the other."""
-        bound = state.moments.largest_return / config.value_bound if is_categorical else 0.0
         batch = batch._replace(
             obs=normalise.observation(state.moments, batch.obs),
-            reward=batch.reward / jnp.maximum(normalise.scale(state.moments), bound),
+            reward=batch.reward / normalise.scale(state.moments, config.value_bound if is_categorical else None),
             next_obs=normalise.observation(state.moments, batch.next_obs),
         )
         batches = jax.tree.map(lambda x: x.reshape(-1, config.batch_size, *x.shape[1:]), batch)
@@ -187,7 +205,8 @@ def make(config: Config, spec: EnvSpec) -> Agent:
         return state, jax.tree.map(lambda m: m.sum(axis=0), metrics)
 
     def refresh(state: AgentState) -> AgentState:
-        params, copies = schemes.refresh(scheme, state.params, state.copies, config.target_step_size)
+        moved = scheme if config.refreshed_heads == "all" else first
+        params, copies = schemes.refresh(moved, state.params, state.copies, config.target_step_size)
         return state._replace(params=params, copies=copies)
 
     def look(state: AgentState, batch: Transition) -> tuple[list[Array], Array]:

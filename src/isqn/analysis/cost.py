@@ -34,7 +34,7 @@ class Size(NamedTuple):
 def size(config: Config, spec: EnvSpec) -> Size:
     """Of one agent, from its shapes: nothing is compiled or allocated."""
     state = jax.eval_shape(agents.make(config, spec).init, 0)
-    networks = (state.params, state.policy)
+    networks = (state.params, state.policy and state.policy._replace(statistics=()))
     parts = ((networks, state.copies, state.statistics), state.optimizer, state.moments)
     return Size(_count(networks), _count(state.copies), *map(num_bytes, parts))
 

@@ -65,10 +65,7 @@ class Environment:
         if self._over:
             raise RuntimeError(f"the episode of {self.spec.id} is over; call reset(seed) before step(action)")
         with self._named("step"):
-            if self.spec.is_continuous:
-                action = self.spec.for_environment(action).astype(self.env.action_space.dtype)
-            else:
-                action = self.spec.for_environment(int(action))
+            action = self.spec.for_environment(action if self.spec.is_continuous else int(action))
             obs, reward, terminated, truncated, _ = self.env.step(action)
             step = Step(self._frame(obs), float(reward), bool(terminated), bool(truncated))
             if not math.isfinite(step.reward):
@@ -270,7 +267,8 @@ def _actions(space: gym.Space[Any], env_id: str) -> dict[str, Any]:
             f"The actions of {env_id} have no finite bounds ({space}); give it a gymnasium.wrappers.TransformAction "
             "whose action_space is a Box with bounds."
         )
-    return {"num_actions": len(low), "action_low": low, "action_high": high, "action_box": space.shape}
+    bounds = {"action_low": low, "action_high": high, "action_box": space.shape}
+    return {"num_actions": len(low), **bounds, "action_type": space.dtype.name}
 
 
 def _frame_format(space: gym.Space[Any], env_id: str) -> tuple[tuple[int, ...], np.dtype, Callable[[Any], np.ndarray]]:

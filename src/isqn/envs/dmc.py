@@ -49,9 +49,9 @@ def _suite() -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             from dm_control import suite
-    except ImportError as error:
-        raise UserError(f'Tasks of dm_control need it: pip install "isqn[dmc]" ({error})') from error
     except Exception as error:
+        if isinstance(error, ModuleNotFoundError):
+            raise UserError(f'Tasks of dm_control need it: pip install "isqn[dmc]" ({error})') from error
         why = version_problem() or f"{type(error).__name__}: {error}"
         raise UserError(f"dm_control cannot be imported: {why}") from error
     return suite

@@ -81,7 +81,9 @@ OWN: dict[str, tuple[str, ...]] = {
         *("head_weight_discount", "normalise_observations", "normalise_rewards", "updates_per_step", "twin_q"),
         *("learning_rate_end", "learning_rate_decay_steps", "num_atoms", "value_bound", "joint_batch_norm"),
         *("batch_norm_epsilon", "entropy_temperature_start", "target_entropy_per_action", "critic_width"),
-        *("critic_blocks", "policy_width", "policy_blocks"),
+        *("critic_blocks", "policy_width", "policy_blocks", "update_order", "policy_value", "policy_loss_statistics"),
+        *("refreshed_heads", "initial_heads", "project_frozen_heads", "batch_norm_kind", "batch_norm_input"),
+        "batch_norm_policy",
     ),
 }
 STREAM_HELD_OUT = 32  # steps that the probes of a stream look at beside the one that is learned from
@@ -168,11 +170,29 @@ class Config:
     num_atoms: int = 1
     """Values that a critic tells the probabilities of, spread over +- value_bound; 1: it tells the mean."""
     value_bound: float = 5.0
-    """Of the atoms; rewards are then divided by at least the largest return over this."""
+    """Of the atoms; normalised rewards are then divided by at least the largest return over this."""
     joint_batch_norm: Literal["auto", "yes", "no"] = "auto"
     """BatchNorm after each activation of the critic, over s and s' at once. auto: without a target network."""
     batch_norm_epsilon: float = 1e-5
-    """Of BatchNorm. Not in the paper."""
+    """Of BatchNorm. Not in the paper; CrossQ: 1e-3."""
+    batch_norm_kind: Literal["plain", "renorm"] = "plain"
+    """BatchNorm, or the batch renormalisation of CrossQ. Not in the paper."""
+    batch_norm_input: bool = False
+    """BatchNorm of what the critic sees, too, as in CrossQ. Not in the paper."""
+    batch_norm_policy: bool = False
+    """BatchNorm in the policy, too, as in CrossQ; its own loss moves the averages. Not in the paper."""
+    policy_loss_statistics: Literal["running", "batch"] = "running"
+    """By what BatchNorm of the critic normalises in the policy's loss, which moves no averages. Not in the paper."""
+    policy_value: Literal["weighted-mean", "weighted-sum-over-k", "first", "last"] = "weighted-mean"
+    """What the policy climbs: w_k Q_k summed and divided by the sum of w_k, or by K; or Q_1, or Q_K alone."""
+    update_order: Literal["policy-first", "critic-first"] = "policy-first"
+    """Of an update. Not in the paper; SimbaV2: policy-first, the authors' slimSAC: critic-first."""
+    refreshed_heads: Literal["all", "first"] = "all"
+    """Which target heads a refresh moves: each towards the head after it, or head 0 alone. Not in the paper."""
+    initial_heads: Literal["independent", "copied"] = "independent"
+    """Whether head 0 of iterated-shared begins as a copy of head 1. Not in the paper."""
+    project_frozen_heads: bool = True
+    """SimbaV2: whether columns of heads that do not learn go back to length 1 at each update. Not in the paper."""
     entropy_temperature_start: float = 1.0
     """alpha of the policy's entropy at the start; it is learned."""
     target_entropy_per_action: float = -1.0
@@ -315,6 +335,8 @@ class Config:
         self._require(
             "head_weights", len(self.head_weights) in (0, pairs), f"must be empty or one for each of the {pairs} pairs"
         )
+        if self.is_actor_critic:
+            self._require("head_weights", sum(self.pair_weights) > 0, "must have a sum above 0, for the policy's loss")
         if self.meta_gradient != "none":
             self._require("batch_norm", not self.batch_norm, "cannot be combined with --meta-gradient")
             self._require("head_weights", not self.head_weights, "cannot be combined with --meta-gradient")
@@ -369,6 +391,16 @@ class Config:
     def pair_weights(self) -> tuple[float, ...]:
         given = self.head_weights or (1.0,) * self.target_scheme.num_pairs
         return tuple(weight * self.head_weight_discount**i for i, weight in enumerate(given))
+
+    @property
+    def policy_weights(self) -> tuple[float, ...]:
+        """Of the value of each pair, in what the policy climbs."""
+        weights, pairs = self.pair_weights, self.target_scheme.num_pairs
+        if self.policy_value in ("first", "last"):
+            chosen = 0 if self.policy_value == "first" else pairs - 1
+            return tuple(float(pair == chosen) for pair in range(pairs))
+        divisor = sum(weights) if self.policy_value == "weighted-mean" else pairs
+        return tuple(weight / divisor for weight in weights)
 
     @property
     def num_epochs(self) -> int:

@@ -218,14 +218,15 @@ def estimate(study: Study, out: Path, workers: int, seeds_per_job: int) -> tuple
 
 def _like(config: Config) -> tuple[object, ...]:
     """Runs that take about as long: other games of a kind; fewer heads, as the paper's appendix B finds, but for those
-    that learn from a stream: there each head has a trace."""
+    that learn from a stream, where each head has a trace, and small critics, where it has many atoms."""
     kind = config.env_id.partition("/")[0]
-    network = (config.torso, config.hidden_sizes, config.width_factor, config.critic_width, config.compute_dtype)
+    network = (config.torso, config.hidden_sizes, config.width_factor, config.compute_dtype)
+    critic = (config.critic_width, config.critic_blocks, config.policy_width, config.policy_blocks, config.num_atoms)
     norms = (config.layer_norm, config.uses_batch_norm)
     batches = (config.learned_batch_size, config.update_period)
     update = (config.loss, config.analysis, config.meta_gradient, *batches)
-    pairs = config.target_scheme.num_pairs if config.streams else 0
-    return kind, config.num_seeds, config.loop, network, norms, update, pairs
+    pairs = config.target_scheme.num_pairs if config.streams or config.is_actor_critic else 0
+    return kind, config.num_seeds, config.loop, network, critic, config.twin_q, norms, update, pairs
 
 
 def _drive(pending: list[Job], engine: Engine, board: Board, should_stop: Callable[[], bool]) -> list[Job]:

@@ -34,8 +34,9 @@ class Network(NamedTuple):
 class Policy(NamedTuple):
     """Pure functions of the network that acts."""
 
-    init: Callable[[Array], Params]
-    apply: Callable[[Params, Array], tuple[Array, Array]]  # params, obs (B, ...) -> mean, log of the deviation (B, A)
+    init: Callable[[Array], tuple[Params, Params]]  # key -> params, statistics
+    # params, statistics, obs (B, ...), train -> (mean, log of the deviation) (B, A) each, statistics
+    apply: Callable[..., tuple[tuple[Array, Array], Params]]
     project: Callable[[Params], Params]
 
 
@@ -74,22 +75,35 @@ def _style(config: Config, **others: Any) -> Style:
         stream=config.streams,
         layer_norm_axes=config.layer_norm_axes,
         batch_norm_epsilon=config.batch_norm_epsilon,
+        batch_norm_kind=config.batch_norm_kind,
+        batch_norm_input=config.batch_norm_input,
         **others,
     )
 
 
 def make_policy(spec: EnvSpec, config: Config) -> Policy:
     simba = torso_name(config.torso, spec, critic=True) == "simba"
-    style = _style(config, width=config.policy_width, blocks=config.policy_blocks)
+    batch_norm = config.uses_batch_norm and config.batch_norm_policy
+    style = _style(config, batch_norm=batch_norm, width=config.policy_width, blocks=config.policy_blocks)
     module = (SimbaPolicy if simba else MLPPolicy)(style, spec.num_actions)
 
-    def init(key: Array) -> Params:
-        return module.init(key, jnp.zeros((1, *spec.obs_shape)))["params"]
+    def init(key: Array) -> tuple[Params, Params]:
+        variables = module.init(key, jnp.zeros((1, *spec.obs_shape)), False)
+        return variables["params"], variables.get("batch_stats", {})
 
-    def apply(params: Params, obs: Array) -> tuple[Array, Array]:
-        return module.apply({"params": params}, obs)  # type: ignore[return-value]
+    def apply(params: Params, statistics: Params, obs: Array, train: bool = False) -> Any:
+        return _applied(module, params, statistics, obs, train and batch_norm)
 
     return Policy(init, apply, unit_columns if simba else _unchanged)
+
+
+def _applied(module: Any, params: Params, statistics: Params, obs: Array, train: bool) -> tuple[Any, Params]:
+    """What a module says, and its statistics, which move in training."""
+    variables = {"params": params, "batch_stats": statistics}
+    if not train:
+        return module.apply(variables, obs, False), statistics
+    said, changed = module.apply(variables, obs, True, mutable=["batch_stats"])
+    return said, changed["batch_stats"]
 
 
 def make_critic(spec: EnvSpec, num_heads: int, config: Config) -> Network:
@@ -137,12 +151,7 @@ def make_network(spec: EnvSpec, num_heads: int, config: Config) -> Network:
         return {"torso": params, "heads": heads}, variables.get("batch_stats", {})
 
     def apply(params: Params, statistics: Params, obs: Array, train: bool = False) -> tuple[Array, Params]:
-        variables = {"params": params["torso"], "batch_stats": statistics}
-        if train and batch_norm:
-            features, changed = torso.apply(variables, obs, True, mutable=["batch_stats"])
-            statistics = changed["batch_stats"]
-        else:
-            features = torso.apply(variables, obs, False)
+        features, statistics = _applied(torso, params["torso"], statistics, obs, train and batch_norm)
         return values(params["heads"], features), statistics
 
     def features(params: Params, obs: Array) -> Array:

@@ -29,6 +29,8 @@ class Style:
     width: int = 512  # of SimbaV2
     blocks: int = 2
     batch_norm_epsilon: float = 1e-5
+    batch_norm_kind: str = "plain"  # or "renorm"
+    batch_norm_input: bool = False  # of vectors; that of images always is
 
     def features(self, size: int) -> int:
         return max(1, round(size * self.width_factor))
@@ -47,14 +49,50 @@ class LayerNorm(nn.Module):
 class BatchNorm(nn.Module):
     """As the authors': on images one statistic for each position, shared by the channels."""
 
-    epsilon: float = 1e-5
+    style: Style
     fast: bool = True  # the variance as E[x^2] - E[x]^2, which loses the digits of small ones
 
     @nn.compact
     def __call__(self, x: Array, train: bool) -> Array:
+        if self.style.batch_norm_kind == "renorm":
+            return BatchRenorm(self.style.batch_norm_epsilon)(x, train)
         axis: Any = (1, 2) if x.ndim == 4 else -1
-        settings = {"axis": axis, "epsilon": self.epsilon, "use_fast_variance": self.fast, "dtype": jnp.float32}
-        return nn.BatchNorm(use_running_average=not train, **settings)(x)
+        settings = {"axis": axis, "epsilon": self.style.batch_norm_epsilon, "use_fast_variance": self.fast}
+        return nn.BatchNorm(use_running_average=not train, dtype=jnp.float32, **settings)(x)
+
+
+class BatchRenorm(nn.Module):
+    """Ioffe 2017, of vectors, with the constants of CrossQ (Bhatt et al. 2024): in training, too, it normalises by the
+    running averages, as far as these are near enough to those of the batch; at first by the batch alone."""
+
+    epsilon: float
+    most_scale: float = 3.0
+    most_shift: float = 5.0
+    warm_up: int = 100_000  # calls
+    momentum: float = 0.99
+
+    @nn.compact
+    def __call__(self, x: Array, train: bool) -> Array:
+        shape = x.shape[-1:]
+        scale = self.param("scale", nn.initializers.ones_init(), shape)
+        bias = self.param("bias", nn.initializers.zeros_init(), shape)
+        mean = self.variable("batch_stats", "mean", jnp.zeros, shape)
+        variance = self.variable("batch_stats", "var", jnp.ones, shape)
+        calls = self.variable("batch_stats", "calls", jnp.zeros, (), jnp.int32)
+        x = x.astype(jnp.float32)
+        deviation = jnp.sqrt(variance.value + self.epsilon)
+        if not train:
+            return (x - mean.value) / deviation * scale + bias
+        own_mean, own_variance = x.mean(axis=0), x.var(axis=0)
+        own = jnp.sqrt(own_variance + self.epsilon)
+        warm = calls.value >= self.warm_up
+        factor = jnp.where(warm, jnp.clip(own / deviation, 1 / self.most_scale, self.most_scale), 1.0)
+        shift = jnp.where(warm, jnp.clip((own_mean - mean.value) / deviation, -self.most_shift, self.most_shift), 0.0)
+        x = (x - own_mean) / own * jax.lax.stop_gradient(factor) + jax.lax.stop_gradient(shift)
+        mean.value = self.momentum * mean.value + (1 - self.momentum) * own_mean
+        variance.value = self.momentum * variance.value + (1 - self.momentum) * own_variance
+        calls.value = calls.value + 1
+        return x * scale + bias
 
 
 def plain_layer_norm(x: Array, axes: str) -> Array:

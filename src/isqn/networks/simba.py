@@ -20,7 +20,8 @@ LOG_STD = (-10.0, 2.0)  # what a policy may say
 
 
 def unit(x: Array, axis: int = -1) -> Array:
-    """At length 1; a vector of zeros stays one, and has a gradient that is a number."""
+    """At length 1, in float32; a vector of zeros stays one, and has a gradient that is a number."""
+    x = x.astype(jnp.float32)
     return x * jax.lax.rsqrt(jnp.maximum(jnp.sum(jnp.square(x), axis, keepdims=True), 1e-16))
 
 
@@ -37,14 +38,8 @@ def orthogonal(key: Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> 
     return unit(nn.initializers.orthogonal()(key, shape, dtype), axis=0)
 
 
-class Dense(nn.Module):
-    features: int
-    dtype: Any = jnp.float32
-    use_bias: bool = False
-
-    @nn.compact
-    def __call__(self, x: Array) -> Array:
-        return nn.Dense(self.features, use_bias=self.use_bias, dtype=self.dtype, kernel_init=orthogonal)(x)
+def dense(features: int, dtype: Any = jnp.float32, use_bias: bool = False) -> nn.Dense:
+    return nn.Dense(features, use_bias=use_bias, dtype=dtype, kernel_init=orthogonal)
 
 
 class Scaler(nn.Module):
@@ -69,16 +64,19 @@ class Body(nn.Module):
     def __call__(self, x: Array, train: bool) -> Array:
         width, blocks, dtype = self.style.width, self.style.blocks, self.style.dtype
         root = math.sqrt(2 / width)
-        x = jnp.concatenate([x.astype(jnp.float32), jnp.full((*x.shape[:-1], 1), SHIFT)], axis=-1)
-        x = unit(Scaler(root, root)(Dense(width, dtype)(unit(x))))
+        x = x.astype(jnp.float32)
+        if self.style.batch_norm and self.style.batch_norm_input:
+            x = BatchNorm(self.style, fast=False)(x, train)
+        x = jnp.concatenate([x, jnp.full((*x.shape[:-1], 1), SHIFT)], axis=-1)
+        x = unit(Scaler(root, root)(dense(width, dtype)(unit(x))))
         for _ in range(blocks):
-            y = Scaler(root / 2, root / 2)(Dense(4 * width, dtype)(x))
+            y = Scaler(root / 2, root / 2)(dense(4 * width, dtype)(x))
             y = nn.relu(y)
             self.sow("intermediates", "units", y)  # for the probes
             y = y + 1e-8  # a vector of zeros has no direction
             if self.style.batch_norm:
-                y = BatchNorm(self.style.batch_norm_epsilon, fast=False)(y, train)
-            y = unit(Dense(width, dtype)(y))
+                y = BatchNorm(self.style, fast=False)(y, train)
+            y = unit(dense(width, dtype)(y))
             x = unit(x + Scaler(1 / (blocks + 1), 1 / math.sqrt(width))(y - x))
         return x
 
@@ -95,7 +93,7 @@ class Simba(nn.Module):
 
 def _before_output(style: Style, x: Array) -> Array:
     """Called inside a compact method."""
-    return Scaler(1, 1)(Dense(style.width, style.dtype)(x))
+    return Scaler(1, 1)(dense(style.width, style.dtype)(x))
 
 
 class SimbaPolicy(nn.Module):
@@ -105,11 +103,9 @@ class SimbaPolicy(nn.Module):
     num_actions: int
 
     @nn.compact
-    def __call__(self, x: Array) -> tuple[Array, Array]:
-        x = Body(self.style)(x, False)
-        mean, log_std = (
-            Dense(self.num_actions, self.style.dtype, use_bias=True)(_before_output(self.style, x)) for _ in range(2)
-        )
+    def __call__(self, x: Array, train: bool) -> tuple[Array, Array]:
+        x = Body(self.style)(x, train)
+        mean, log_std = (dense(self.num_actions, use_bias=True)(_before_output(self.style, x)) for _ in range(2))
         return mean, bounded(log_std)
 
 

@@ -34,7 +34,7 @@ class Activation(nn.Module):
         if self.flatten:
             x = x.reshape(x.shape[0], -1)
         if self.style.batch_norm and self.batch_norm:
-            x = BatchNorm(self.style.batch_norm_epsilon)(x, train)
+            x = BatchNorm(self.style)(x, train)
         return x
 
 
@@ -46,8 +46,8 @@ class Input(nn.Module):
     @nn.compact
     def __call__(self, x: Array, train: bool) -> Array:
         x = x / jnp.float32(255.0) if x.dtype == jnp.uint8 else x.astype(jnp.float32)
-        if self.style.batch_norm and x.ndim == 4:
-            x = BatchNorm()(x, train)
+        if self.style.batch_norm and (x.ndim == 4 or self.style.batch_norm_input):
+            x = BatchNorm(self.style)(x, train)
         return x
 
 
@@ -75,9 +75,9 @@ class MLPPolicy(nn.Module):
     num_actions: int
 
     @nn.compact
-    def __call__(self, x: Array) -> tuple[Array, Array]:
-        x = MLP(self.style)(x, False)
-        mean, log_std = (nn.Dense(self.num_actions, dtype=self.style.dtype)(x) for _ in range(2))
+    def __call__(self, x: Array, train: bool) -> tuple[Array, Array]:
+        x = MLP(self.style)(x, train)
+        mean, log_std = (nn.Dense(self.num_actions)(x) for _ in range(2))
         return mean, bounded(log_std)
 
 

@@ -24,7 +24,11 @@ MOST_LINES = 10  # in one panel of curves
 MOST_POINTS = 250  # of one line of what was recorded
 AVERAGED = f"Where there are more than {MOST_POINTS} rows, neighbours are averaged."
 LABELS = {"target_update_period": "target update period T", "num_bellman_iterations": "K"}
-PROBES = {"effective_rank": "effective rank of the features (srank)", "dormant_share": "share of dormant units"}
+PROBES = {
+    "effective_rank": "effective rank of the features (srank)",
+    "dormant_share": "share of dormant units",
+    "head_cosine": "cosine between the weights of neighbouring heads",
+}
 
 Shown = TypeVar("Shown", Figure, Table)
 

@@ -61,6 +61,7 @@ def by_task(collected: Collected) -> Table:
 PROBED = {
     "effective rank": "effective_rank",
     "dormant share": "dormant_share",
+    "cosine of heads": "head_cosine",
     "cosine": "gradient_cosine_own_tb",
     "cosine of TF": "gradient_cosine_tf_tb",
 }
@@ -75,13 +76,20 @@ def probes(collected: Collected) -> list[Table]:
         if any(found):
             means = [interval(each[1].mean(axis=1)[:, None], stats.mean) if each else None for each in found]
             rows.append((cell.task, cell.method, *means))
-    churn = " Target churn is divided by that of the target-free agent." if collected.target_free else ""
-    about = (
-        "Means over training and seeds, with 95 % intervals if there are several. Cosine: between the gradients of the "
-        "agent's loss and of the target-based one, at the agent's parameters; of TF: of the target-free loss there."
-    )
+    if not rows:
+        return []
+    about = {
+        "": "Means over training and seeds, with 95 % intervals if there are several.",
+        "cosine of heads": "Of heads: between the weights of neighbouring ones.",
+        "cosine": "Cosine: between the gradients of the agent's loss and of the target-based one, at the agent's "
+        "parameters; of TF: of the target-free loss there.",
+        "target churn": "Target churn is divided by that of the target-free agent." if collected.target_free else "",
+    }
     columns = ("task", "method", *PROBED, "target churn")
-    return [Table("Probes", columns, tuple(rows), f"{about}{churn}")] if rows else []
+    kept = [place for place, values in enumerate(zip(*rows, strict=True)) if any(value is not None for value in values)]
+    names = tuple(columns[place] for place in kept)
+    words = " ".join(sentence for name, sentence in about.items() if sentence and name in ("", *names))
+    return [Table("Probes", names, tuple(tuple(row[place] for place in kept) for row in rows), words)]
 
 
 # -- what a method costs ----------------------------------------------------------------------------------------

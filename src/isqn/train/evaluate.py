@@ -60,8 +60,10 @@ def evaluate(
     stack, played, pictures, step = FrameStack(env.spec), [], [], 0
 
     def see(frame: np.ndarray) -> np.ndarray:
-        """As in training, where what is normalised by goes on with every frame; the trained one does not change."""
+        """What a stream is normalised by goes on with every frame, as in training; that of a replay stays."""
         nonlocal state
+        if not agent.streams:
+            return frame
         state, seen = call.observe(state, frame)
         return seen
 

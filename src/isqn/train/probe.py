@@ -70,9 +70,11 @@ def probe_run(
         explored.append(bool(choice.explored))
         return choice.action
 
-    def observe(*seen: Any) -> np.ndarray:
+    def observe(frame: np.ndarray, *step: Any) -> np.ndarray:
         nonlocal state
-        state, obs = call.observe(state, *seen)
+        if not agent.streams:
+            return frame
+        state, obs = call.observe(state, frame, *step)
         return obs
 
     for _ in islice(play(config, env, replay, choose, seed, observe), rows):

@@ -22,7 +22,7 @@ from isqn.data.replay import Memory, Replay, memory_needed
 from isqn.envs import atari, dmc
 from isqn.envs.adapter import Environment, make_environment, require_protocol
 from isqn.envs.native import has_native, make_native
-from isqn.experiments.config import Config, flag, nearest_path, read_toml, seed_dir
+from isqn.experiments.config import Config, flag, nearest_path, others, read_toml, seed_dir
 from isqn.experiments.study import import_for
 from isqn.train import checkpoint, compiled, host, record, timing
 from isqn.train.loop import Epoch
@@ -124,14 +124,13 @@ def start(config: Config, run_dir: Path | None = None, *, overwrite: bool = Fals
 def require_possible(config: Config, spec: EnvSpec, *, compiled_loop: bool) -> None:
     """Refuse what cannot run before a folder is made, or an old one deleted, for it."""
     size = agent_bytes(config, spec)
-    require_memory(
-        size,
-        f"The network and its optimizer need {size / 1e9:,.1f} GB",
-        "Lower --num-bellman-iterations, --width-factor, --hidden-sizes or --num-seeds.",
-    )
+    sizes = ("num_bellman_iterations", "width_factor", "critic_width", "hidden_sizes", "num_seeds")
+    flags = [flag(name) for name in sizes if name not in others(config.agent)]
+    needs = f"The network and its optimizer need {size / 1e9:,.1f} GB"
+    require_memory(size, needs, f"Lower {', '.join(flags[:-1])} or {flags[-1]}.")
     memory = replay_memory(config, spec)
     rows = "analysis_samples" if config.streams else "buffer_size"
-    can_compress = not (config.streams or compiled_loop or memory.compressed)
+    can_compress = not (compiled_loop or memory.compressed or "compress_replay" in others(config.agent))
     instead = f", or set {flag('compress_replay')} yes" if can_compress else ""
     require_memory(memory.total, f"The run needs {memory}", f"Lower {flag(rows)}{instead}.")
     if compiled_loop:
