@@ -142,12 +142,16 @@ def test_columns_of_metrics():
 
     text = section("docs/files.md", "metrics.csv")
     normal, analysis = header(), header(analysis=True)
-    control = header("sac", replace(SMALL, action_low=(-1.0,) * 4, action_high=(1.0,) * 4))
+    continuous = replace(SMALL, action_low=(-1.0,) * 4, action_high=(1.0,) * 4)
+    control, probed = header("sac", continuous), header("sac", continuous, analysis=True)
     assert FENCED.findall(text) == [",".join(columns) + "\n" for columns in (normal, analysis, control)]
     assert set(header(analysis=True, scheme="target-free")) == set(analysis) - {"head_cosine"}
+    added = ["effective_rank", "dormant_share", "head_cosine", "batch_norm_deviation"]
+    assert [name for name in probed if name not in control] == added
+    assert "batch_norm_deviation" in header(analysis=True, batch_norm=True)
     meta = set(header(meta_gradient="adam", num_bellman_iterations=2)) - set(normal)
     assert meta == {"pair_weight_1", "pair_weight_2"}
-    assert sorted(names(text)) == sorted({*normal, *analysis, *control, "pair_weight_k"})
+    assert sorted(names(text)) == sorted({*normal, *analysis, *probed, "pair_weight_k"})
 
 
 def test_fields_of_the_summary(tmp_path):

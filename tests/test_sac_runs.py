@@ -83,6 +83,7 @@ def test_probes_along_training(tmp_path):
     run.start(CARTPOLE.replace(analysis=True, analysis_samples=100), tmp_path, quiet=True)
     rows = record.read_table(tmp_path / "metrics.csv")
     assert {"effective_rank", "dormant_share", "head_cosine", "entropy", "temperature"} <= rows[-1].keys()
+    assert 0 < float(rows[-1]["batch_norm_deviation"]) < 1  # from 1 down to what units of a sphere have
     assert int(rows[-1]["updates"]) == 2 * (int(rows[-1]["step"]) - CARTPOLE.learning_starts)
 
 
@@ -100,6 +101,10 @@ def test_probes_along_training(tmp_path):
         ("train sac --num-atoms 0", "--num-atoms is 0; it must be at least 1."),
         ("train sac --value-bound -1", "--value-bound is -1.0; it must be above 0."),
         ("train sac --env-id dm_control/dog-wak-v0", "did you mean dm_control/dog-walk-v0"),
+        ("train sac --critic-width 64", "--critic-width has no effect in this run: it needs --torso simba."),
+        ("train sac --preset dmc-small --layer-norm", "it needs another --torso than simba."),
+        ("train sac --scheme target-based --batch-norm-kind renorm", "it needs --joint-batch-norm yes."),
+        ("train dqn --munchausen-weight 0.5", "it needs --loss munchausen."),
         ("cost dmc-hard --task dog-wlk", "did you mean dm_control/dog-walk-v0"),
         ("cost dmc-hard --task dog-walk --game Pong", "give one of them"),
     ],

@@ -20,7 +20,17 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 import tyro
 
 from isqn import __version__
-from isqn.experiments.config import AGENTS, MOST_INTEGER, Config, begin, nearest, others, read_toml, slug
+from isqn.experiments.config import (
+    AGENTS,
+    MOST_INTEGER,
+    Config,
+    begin,
+    nearest,
+    others,
+    read_toml,
+    require_effect,
+    slug,
+)
 from isqn.experiments.presets import PRESETS, preset_config, preset_for
 from isqn.experiments.study import import_for
 from isqn.experiments.worker import INTERRUPTED, SEEDS_PER_JOB
@@ -82,6 +92,7 @@ def train(argv: list[str]) -> int:
     elsewhere = {name: f"it is for {' or '.join(agents)}." for name, agents in owners.items()}
     args = _parse(type(default), argv, f"isqn train {base.agent}", default, elsewhere)
     config = Config(**asdict(args.config))
+    require_effect(config, base)
     if args.show_diff:
         return _show_diff(config, args.show_diff)
     from isqn.train import run
@@ -204,8 +215,8 @@ class Eval:
     """Of the games and of the agent's draws."""
     epsilon: float | None = None
     """Share of random actions; by default 0.001, and 0 where a policy acts."""
-    acting_rule: Literal["as-trained", "uniform", "episode", "mean", "last", "sample"] = "as-trained"
-    """The head that acts; of a policy, its mean (by default) or a sample."""
+    acting_rule: Literal["auto", "uniform", "episode", "mean", "last", "sample"] = "auto"
+    """The head that acts, or how a policy does. auto: as in training, but of a policy the mean."""
     which: Literal["last", "best"] = "last"
     """The newest checkpoint, or that of the best epoch."""
     capture_video: bool = False
@@ -229,8 +240,8 @@ def evaluate(argv: list[str]) -> int:
     from isqn.train.evaluate import load_agent_state
 
     config = run.read_config(args.run_dir)
-    if args.acting_rule != "as-trained" or config.is_actor_critic:
-        rule = "mean" if args.acting_rule == "as-trained" else args.acting_rule
+    if args.acting_rule != "auto" or config.is_actor_critic:
+        rule = "mean" if args.acting_rule == "auto" else args.acting_rule
         config = config.replace(acting_rule=rule)
     epsilon = config.evaluation_epsilon if args.epsilon is None else args.epsilon
     env = make_environment(config.env_id, protocol=config.protocol, render=args.capture_video)

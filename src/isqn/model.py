@@ -19,7 +19,7 @@ import numpy as np
 from isqn.agents.q_learning import Agent, AgentState
 from isqn.data.files import DamagedFile
 from isqn.envs.adapter import Environment, make_environment
-from isqn.experiments.config import AGENTS, Config, begin, from_mapping, nearest, to_toml
+from isqn.experiments.config import AGENTS, Config, begin, from_mapping, nearest, require_effect, to_toml
 from isqn.experiments.presets import preset_config, preset_for
 from isqn.schemes import TargetScheme, k_of
 from isqn.train import checkpoint, record, run
@@ -56,7 +56,9 @@ class Model:
             fields |= {"scheme": scheme.name, "num_bellman_iterations": k_of(scheme)}
         if self._env:
             fields["loop"] = "host"  # the object that was given is the environment to play
-        self._begin(from_mapping({"env_id": env_id, **fields}, "isqn.Model", base))
+        config = from_mapping({"env_id": env_id, **fields}, "isqn.Model", base)
+        require_effect(config, base)
+        self._begin(config)
         self.state: AgentState = jax.jit(self._agent.init)(self.config.seed)
 
     def _begin(self, config: Config, spec: EnvSpec | None = None) -> None:

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 def probe_columns(config: Config) -> tuple[str, ...]:
     """What a row of metrics says about the network."""
     heads = ("head_cosine",) if config.target_scheme.num_heads > 1 else ()
-    return ("effective_rank", "dormant_share", *heads) if config.analysis else ()
+    norm = ("batch_norm_deviation",) if config.uses_batch_norm else ()
+    return ("effective_rank", "dormant_share", *heads, *norm) if config.analysis else ()
 
 
 def effective_rank(features: np.ndarray, delta: float = 0.01) -> int:
@@ -42,7 +43,8 @@ def probe_features(agent: Agent, state: AgentState, batch: Transition) -> dict[s
     units, features = jit(agent.look)(state._replace(optimizer=(), probe=()), batch)
     found = {"effective_rank": effective_rank(np.asarray(features)), "dormant_share": dormant_share(units)}
     heads = state.params["heads"]
-    return found | ({"head_cosine": head_cosine(heads)} if len(heads["bias"]) > 1 else {})
+    found |= {"head_cosine": head_cosine(heads)} if len(heads["bias"]) > 1 else {}
+    return found | ({"batch_norm_deviation": batch_norm_deviation(state.statistics)} if state.statistics else {})
 
 
 def head_cosine(heads: Params) -> float:
@@ -51,6 +53,14 @@ def head_cosine(heads: Params) -> float:
     rows = kernels.reshape(len(kernels), -1)
     rows = rows / np.linalg.norm(rows, axis=1, keepdims=True)
     return float((rows[1:] * rows[:-1]).sum(axis=1).mean())
+
+
+def batch_norm_deviation(statistics: Params) -> float:
+    """Of what comes into BatchNorm, by its running variances: the root of their mean. Where it is not far above the
+    root of the epsilon, BatchNorm centres more than it scales."""
+    leaves = jax.tree_util.tree_leaves_with_path(statistics)
+    variances = [np.asarray(leaf).ravel() for path, leaf in leaves if path[-1].key == "var"]
+    return float(np.sqrt(np.concatenate(variances).mean()))
 
 
 def observed(agent: Agent, config: Config, spec: EnvSpec) -> Agent:

@@ -10,7 +10,7 @@ import itertools
 import json
 import math
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -466,6 +466,38 @@ class Config:
 
     def replace(self, **changes: Any) -> Config:
         return dataclasses.replace(self, **changes)
+
+
+# Settings that matter only together with another one, and which one.
+NEEDS: dict[str, tuple[Callable[[Config], bool], str]] = {
+    **dict.fromkeys(
+        ("critic_width", "critic_blocks", "policy_width", "policy_blocks", "project_frozen_heads"),
+        (lambda config: config.torso == "simba", "--torso simba"),
+    ),
+    **dict.fromkeys(
+        ("hidden_sizes", "layer_norm"), (lambda config: config.torso != "simba", "another --torso than simba")
+    ),
+    **dict.fromkeys(
+        ("batch_norm_epsilon", "batch_norm_kind", "batch_norm_input", "batch_norm_policy", "policy_loss_statistics"),
+        (lambda config: config.uses_batch_norm, "--joint-batch-norm yes"),
+    ),
+    "value_bound": (lambda config: config.num_atoms > 1, "--num-atoms above 1"),
+    "learning_rate_end": (lambda config: config.learning_rate_decay_steps > 0, "--learning-rate-decay-steps above 0"),
+    "mellowmax_temperature": (lambda config: config.loss == "mellowmax", "--loss mellowmax"),
+    **dict.fromkeys(
+        ("munchausen_temperature", "munchausen_weight", "munchausen_clip"),
+        (lambda config: config.loss == "munchausen", "--loss munchausen"),
+    ),
+    "conservative_weight": (lambda config: config.loss == "cql", "--loss cql"),
+    "meta_learning_rate": (lambda config: config.meta_gradient != "none", "--meta-gradient adam or sgd"),
+}
+
+
+def require_effect(config: Config, base: Config) -> None:
+    """Whoever changes a setting wants it to matter."""
+    for name, (matters, needed) in NEEDS.items():
+        if getattr(config, name) != getattr(base, name) and not matters(config):
+            raise UserError(f"{flag(name)} has no effect in this run: it needs {needed}.")
 
 
 def flag(field: str) -> str:
