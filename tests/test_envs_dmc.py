@@ -11,6 +11,8 @@ from isqn.envs.adapter import list_environments, make_environment
 from isqn.envs.check import check_environment
 from isqn.envs.scores import DMC_HARD_7
 from isqn.experiments.presets import preset_config
+from isqn.train import run
+from isqn.train.loop import play as play_into
 from isqn.types import UserError
 
 CARTPOLE = "dm_control/cartpole-swingup-v0"
@@ -46,6 +48,29 @@ def test_an_episode_is_500_steps_and_never_terminal():
     assert len(frames) == 501
     with pytest.raises(RuntimeError, match="is over"):
         env.step(np.zeros(1))
+
+
+def test_every_step_of_an_episode_is_learned_from_and_bootstraps():
+    """500 transitions of a humanoid, none terminal; the last one leads to what was seen before the reset."""
+    config = preset_config("dmc-hard").replace(env_id="dm_control/humanoid-stand-v0")
+    env = make_environment(config.env_id)
+    replay, rng = run.replay_factory(config, env.spec, rows=2_000)(), np.random.default_rng(0)
+    frames = []
+
+    def observe(frame, *_):
+        frames.append(frame)
+        return frame
+
+    steps = play_into(config, env, replay, lambda *_: env.spec.random_action(rng), 0, observe)
+    for _ in range(500):
+        next(steps)
+    starts = replay.valid_starts()
+    assert len(starts) == 500
+    last = replay.step_from(starts[-1], False)
+    np.testing.assert_array_equal(last.next_obs[0], frames[500])
+    assert not np.array_equal(frames[500], frames[501])  # of the next episode
+    batch = replay.sample(2_000, rng)
+    assert set(batch.discount.tolist()) == {float(np.float32(0.99))}
 
 
 def test_a_seed_and_the_actions_are_the_whole_state():

@@ -16,12 +16,13 @@ from isqn.analysis.cost import size
 from isqn.experiments.config import begin
 from isqn.experiments.presets import preset_config
 from isqn.networks.layers import BatchRenorm
-from isqn.networks.simba import unit, unit_columns
+from isqn.networks.simba import bounded, unit, unit_columns
 from isqn.types import EnvSpec, Transition, UserError, Values
 
 TASK = EnvSpec("task", "test", (3,), "float32", 2, action_low=(-1, -1), action_high=(1, 1), action_box=(2,))
 DOG = EnvSpec("dog", "test", (223,), "float32", 38, action_low=(-1,) * 38, action_high=(1,) * 38, action_box=(38,))
 HUMANOID = EnvSpec("human", "test", (67,), "float32", 21, action_low=(-1,) * 21, action_high=(1,) * 21)
+WIDE = EnvSpec("wide", "test", (5,), "float32", 2)
 SIMBA = {"torso": "simba", "critic_width": 8, "policy_width": 4, "num_atoms": 11}
 
 
@@ -72,13 +73,6 @@ def test_parameters_of_simbav2(spec, scheme, k, kept):
     )
 
 
-def test_one_head_instead_of_a_copy_saves_half():
-    config = preset_config("dmc-hard")
-    with_copy, shared = (size(config.replace(scheme=scheme), DOG) for scheme in ("target-based", "iterated-shared"))
-    saved = 1 - shared.kept_parameters / with_copy.kept_parameters
-    assert 0.48 < saved < 0.495
-
-
 def test_twins_are_two_critics():
     """MLP (5, 8) and a head (8, 1), each with biases, and BatchNorm's two numbers for each of 8 units."""
     one, two = (size(make(twin_q=twin)[0].replace(scheme="target-free"), TASK).parameters for twin in (False, True))
@@ -99,7 +93,6 @@ def test_every_column_of_simbav2_has_length_one():
     for state in (begun, after):
         for kernel in kernels((state.params, state.policy.network)):
             np.testing.assert_allclose(jnp.linalg.norm(kernel, axis=-2), 1, atol=1e-5)
-    assert kernels(begun.params)[0].shape == kernels(after.params)[0].shape
     assert any((a != b).any() for a, b in zip(kernels(begun.params), kernels(after.params), strict=True))
 
 
@@ -110,6 +103,56 @@ def test_features_lie_on_the_sphere_whatever_the_scale_of_the_input():
     params = {"kernel": jnp.ones((4, 2)), "scale": jnp.full(2, 7.0)}
     np.testing.assert_allclose(unit_columns(params)["kernel"], 0.5)
     np.testing.assert_array_equal(unit_columns(params)["scale"], 7)
+
+
+def sphere(x):
+    return x / np.linalg.norm(x, axis=-1, keepdims=True)
+
+
+def simba_features(params, x, width, blocks, batch_norm):
+    """SimbaV2's critic below its heads, as its paper writes it, in float64; each Scaler by what it begins with."""
+    body, root = params["Body_0"], np.sqrt(2 / width)
+    x = np.concatenate([x, np.full((len(x), 1), 3.0)], axis=-1)
+    x = sphere(sphere(x) @ body["Dense_0"]["kernel"] * root)
+    for block in range(blocks):
+        y = np.maximum(x @ body[f"Dense_{2 * block + 1}"]["kernel"] * root / 2, 0) + 1e-8
+        if batch_norm:
+            y = (y - y.mean(axis=0)) / np.sqrt(y.var(axis=0) + 1e-5)
+        y = sphere(y @ body[f"Dense_{2 * block + 2}"]["kernel"])
+        x = sphere(x + (y - x) / (blocks + 1))
+    return x @ params["Dense_0"]["kernel"]
+
+
+def in_float64(tree):
+    return jax.tree.map(lambda w: np.asarray(w, np.float64), tree)
+
+
+def critic_by_hand(state, x, batch_norm=True):
+    """(B, H, A) of the only critic."""
+    params = in_float64(jax.tree.map(lambda w: w[0], state.params["torso"]))
+    heads = in_float64(state.params["heads"])
+    assert not heads["bias"].any()
+    return np.einsum("bf,hfa->bha", simba_features(params, x, 8, 2, batch_norm), heads["kernel"][:, 0])
+
+
+@pytest.mark.parametrize("batch_norm", ["yes", "no"])
+def test_simbav2_by_hand(batch_norm):
+    _, agent = make(num_bellman_iterations=2, joint_batch_norm=batch_norm, **SIMBA)
+    state, x = agent.init(0), np.random.default_rng(0).normal(size=(16, 5))
+    found, _ = agent.network.apply(state.params, state.statistics, x.astype(np.float32), True)
+    np.testing.assert_allclose(found[:, :, 0], critic_by_hand(state, x, batch_norm == "yes"), atol=2e-6)
+
+
+def test_scalers_begin_where_adam_moves_them_as_fast_as_the_kernels():
+    """sqrt(2 / h), half of it in a block, and 1 / sqrt(h) for the way along the sphere, whatever they stand for."""
+    body = make(**SIMBA)[1].init(0).params["torso"]["Body_0"]
+    begun = [float(body[f"Scaler_{i}"]["scale"].mean()) for i in range(5)]
+    root, along = np.sqrt(2 / 8), np.sqrt(1 / 8)
+    assert begun == pytest.approx([root, root / 2, along, root / 2, along])
+
+
+def test_the_deviation_of_a_policy_is_bounded():
+    np.testing.assert_allclose(bounded(jnp.array([-1e9, 0.0, 1e9])), [-10, -4, 2])
 
 
 def test_all_distributions_begin_nearly_uniform():
@@ -165,6 +208,95 @@ def test_expected_is_the_square_of_the_error():
     step = Transition(None, None, 1.0, 0.9, None)
     q = losses.expected(Values(jnp.array([4.0]), None), Values(None, jnp.array([10.0])), step)
     assert float(q) == pytest.approx(36)
+
+
+@pytest.mark.parametrize("twin", [False, True])
+def test_the_loss_of_a_critic_by_hand(twin):
+    """SimbaV2's order: the new policy draws a', the new temperature weighs its entropy, which moves the atoms before
+    gamma; rewards and observations are normalised by what was seen. Heads 1 and 2 learn from 0 and 1; of two critics,
+    from that which expects less."""
+    fields = {"num_bellman_iterations": 2, "normalise_rewards": True, "twin_q": twin, "learning_rate": 0.1}
+    config, agent = make(**SIMBA | fields)
+    state, batch = agent.init(0), random_batch()
+    for step, frame in enumerate(random_batch(20, seed=9).obs):
+        state, _ = agent.observe(state, 3 + 2 * frame, jnp.float32(7.0 + step), False)
+    after, metrics = agent.update(state, batch)
+
+    seen = 3 + 2 * random_batch(20, seed=9).obs.astype(np.float64)
+    obs, next_obs = ((x - seen.mean(axis=0)) / seen.std(axis=0, ddof=1) for x in (batch.obs, batch.next_obs))
+    returns = [0.0]
+    for step in range(20):
+        returns.append(0.99 * returns[-1] + 7 + step)
+    divisor = max(np.std(returns[1:], ddof=1), returns[-1] / config.value_bound)
+    key = jax.random.split(sac.device_key(0, "update", 0))[1]
+    (mean, log_std), _ = sac.make_policy(TASK, config).apply(after.policy.network, {}, next_obs.astype(np.float32))
+    next_action, log_probability = in_float64(sac.draw(key, mean, log_std))
+    temperature = np.exp(float(after.policy.log_temperature))
+    rows = np.concatenate([np.concatenate([obs, batch.action], 1), np.concatenate([next_obs, next_action], 1)])
+    critics = range(2 if twin else 1)
+    values = np.stack([critic_by_hand(one_critic(state, c), rows) for c in critics], axis=2)  # (2 B, H, C, A)
+    log_softmax = values - np.log(np.exp(values).sum(axis=-1, keepdims=True))
+    atoms, total = np.linspace(-5, 5, 11), 0.0
+    for i, pair, c in np.ndindex(8, 2, len(critics)):
+        aims = np.exp(log_softmax[8 + i, pair])
+        aim = min(aims, key=lambda p: p @ atoms)
+        reward = batch.reward[i] / divisor - batch.discount[i] * temperature * log_probability[i]
+        total -= projected(aim, reward, batch.discount[i], 5.0) @ log_softmax[i, pair + 1, c] / 8
+    assert float(metrics["loss"]) == pytest.approx(total, rel=1e-4)
+
+
+def one_critic(state, c):
+    torso = jax.tree.map(lambda w: w[c : c + 1], state.params["torso"])
+    heads = jax.tree.map(lambda w: w[:, c : c + 1], state.params["heads"])
+    return state._replace(params={"torso": torso, "heads": heads})
+
+
+def test_the_policy_trusts_the_critic_that_expects_less():
+    """With one of them lifted by 1,000 nothing of it is left in the gradient of the policy."""
+    _, agent = make(scheme="target-free", twin_q=True, joint_batch_norm="no")
+    state = agent.init(0)
+    bias, moments = state.params["heads"]["bias"], []
+    for lifted in (0, 1):
+        heads = {**state.params["heads"], "bias": bias.at[:, lifted].add(1_000)}
+        other = one_critic(state, 1 - lifted)
+        _, single = make(scheme="target-free", joint_batch_norm="no")
+        alone = single.init(0)._replace(params=other.params, policy=state.policy)
+        both = state._replace(params={**state.params, "heads": heads})
+        found, expected = (train(a, s, 1)[0].optimizer.policy[0].mu for a, s in ((agent, both), (single, alone)))
+        assert_trees_close(found, expected, rtol=1e-3, atol=1e-6)
+        moments.append(jax.tree.leaves(found))
+    assert any((left != right).any() for left, right in zip(*moments, strict=True))
+
+
+def test_a_gradient_flows_through_the_averages_that_the_next_states_are_in():
+    """Against differences of the loss, whose targets no parameter moves: they do not know what is differentiated."""
+    _, agent = make(scheme="target-free", **SIMBA)
+    state, batch = agent.init(0), random_batch(spec=WIDE)._replace(discount=np.zeros(8, np.float32))
+
+    @jax.jit
+    def loss(torso):
+        params = {**state.params, "torso": torso}
+        return agent.losses(params, state.statistics, state.copies, batch)[0].sum()
+
+    torso = state.params["torso"]
+    slopes = jax.tree.leaves(jax.grad(loss)(torso))
+    along = jax.tree.map(lambda w: np.random.default_rng(w.size).normal(size=w.shape).astype(np.float32), torso)
+    ahead, behind = (loss(jax.tree.map(lambda w, v, s=s: w + s * v, torso, along)) for s in (1e-3, -1e-3))
+    expected = float(ahead - behind) / 2e-3
+    assert sum(float((a * b).sum()) for a, b in zip(slopes, jax.tree.leaves(along), strict=True)) == pytest.approx(
+        expected, rel=0.01
+    )
+
+
+def test_the_copy_of_target_based_learning_is_a_moving_average_that_nothing_projects():
+    _, agent = make(scheme="target-based", target_step_size=0.5, **SIMBA)
+    state, _ = train(agent, agent.init(0), 1)
+    begun = agent.init(0)
+    for old, new, copy in zip(*map(kernels, (begun.params, state.params, state.copies)), strict=True):
+        np.testing.assert_allclose(copy, 0.5 * old + 0.5 * new, atol=1e-6)
+    lengths = np.concatenate([np.linalg.norm(kernel, axis=-2).ravel() for kernel in kernels(state.copies)])
+    assert lengths.max() <= 1 + 1e-6
+    assert lengths.min() < 0.9999
 
 
 def test_density_of_an_action():
@@ -268,9 +400,6 @@ def test_batch_norm_is_for_those_without_a_copy():
     found = [make(scheme=scheme)[0].uses_batch_norm for scheme in schemes]
     assert found == [False, True, True, True, False]
     assert make(scheme="target-based", joint_batch_norm="yes")[0].uses_batch_norm
-    _, agent = make(scheme="target-based", joint_batch_norm="yes")
-    state, _ = train(agent, agent.init(0), 3)
-    assert jax.tree.leaves(state.statistics)
 
 
 def test_statistics_move_with_the_critic_only_and_are_those_of_both_ends():
@@ -289,7 +418,7 @@ def test_statistics_move_with_the_critic_only_and_are_those_of_both_ends():
 
 
 def test_the_policy_looks_at_the_weighted_mean_of_the_heads():
-    """Weights 1, 0.25, 0.0625: with only one head's weight left, the gradient is that head's."""
+    """The gradient is linear in the weights of the heads, if these sum to 1."""
     policies = []
     for weights in ((1.0, 0.0), (0.0, 1.0), (0.5, 0.5)):
         config, agent = make(
@@ -309,6 +438,10 @@ def test_the_temperature_rises_while_the_entropy_is_below_its_target():
         state, _ = train(agent, agent.init(0), 1)
         # Adam's first step is the learning rate
         assert float(state.policy.log_temperature) == pytest.approx(sign * 0.01, rel=1e-3)
+    _, agent = make(target_entropy_per_action=-0.5)
+    state, metrics = train(agent, agent.init(0), 1)
+    slope = 1.0 * (float(metrics["entropy"]) + 0.5 * 2)  # of two numbers of an action, at a temperature of 1
+    assert float(state.optimizer.temperature[0].mu) == pytest.approx(0.1 * slope, rel=1e-4)
 
 
 def test_the_learning_rate_falls_in_a_line():

@@ -72,7 +72,8 @@ def test_the_command_line_trains_evaluates_and_probes(tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["episodes"] != first["episodes"]
     assert main(["probe", folder, "--samples", "64", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found.keys() == {"label", "step", "effective_rank", "dormant_share", "head_cosine"}
+    probes = {"effective_rank", "dormant_share", "head_cosine", "batch_norm_deviation"}
+    assert found.keys() == {"label", "step", *probes}
     assert 1 <= found["effective_rank"] <= 8
     assert -1 <= found["head_cosine"] <= 1
     assert main(["probe", folder, "--metric", "target-churn"]) == 1
@@ -83,7 +84,7 @@ def test_probes_along_training(tmp_path):
     run.start(CARTPOLE.replace(analysis=True, analysis_samples=100), tmp_path, quiet=True)
     rows = record.read_table(tmp_path / "metrics.csv")
     assert {"effective_rank", "dormant_share", "head_cosine", "entropy", "temperature"} <= rows[-1].keys()
-    assert 0 < float(rows[-1]["batch_norm_deviation"]) < 1  # from 1 down to what units of a sphere have
+    assert 0 < float(rows[-1]["batch_norm_deviation"]) < 0.5  # of units whose inputs lie on a sphere
     assert int(rows[-1]["updates"]) == 2 * (int(rows[-1]["step"]) - CARTPOLE.learning_starts)
 
 

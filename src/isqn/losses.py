@@ -78,7 +78,7 @@ def categorical(online: Values, target: Values, transition: Transition, *, value
     moved = jnp.clip(transition.reward + transition.discount * atoms, -value_bound, value_bound)
     places = (moved + value_bound) * ((len(atoms) - 1) / (2 * value_bound))
     shares = jnp.maximum(0, 1 - jnp.abs(places[:, None] - jnp.arange(len(atoms))))  # of each place, to each atom
-    aim = jax.nn.softmax(target.next) @ shares
+    aim = jnp.matmul(jax.nn.softmax(target.next), shares, precision="highest")  # float32 on accelerators too
     return -jnp.sum(aim * jax.nn.log_softmax(online.now))
 
 

@@ -128,9 +128,9 @@ class Model:
     def predict(self, obs: Any, deterministic: bool = True) -> tuple[Any, None]:
         """An action for an observation, or actions for a batch; the second value is there for SB3's loops.
 
-        Deterministic: the best action by the mean of the online heads. Otherwise as in training, at its
-        last epsilon. Where frames are stacked, an observation is the stack. Observations and actions are those
-        of the environment: a number where its space is Discrete.
+        Deterministic: the best action by the mean of the online heads, or the mean of a policy. Otherwise as in
+        training, at its last epsilon, or a sample of the policy. Where frames are stacked, an observation is the
+        stack. Observations and actions are those of the environment: a number where its space is Discrete.
         """
         obs, shape = np.asarray(obs), self.spec.obs_shape
         if self.spec.first_state is not None and np.issubdtype(obs.dtype, np.integer):

@@ -64,7 +64,7 @@ def make(config: Config, spec: EnvSpec) -> Agent:
     pair_loss = make_loss(config.loss, config)
     optimizer = make_optimizer(config)
     weights = jnp.asarray(config.pair_weights) if config.meta_gradient == "none" else None
-    online, target, copy = np.array(scheme.online), np.array(scheme.target), np.array(scheme.copy, int)
+    online = np.array(scheme.online)
 
     def init(seed: Array | int) -> AgentState:
         params, statistics = network.init(device_key(seed, "network"))
@@ -80,32 +80,15 @@ def make(config: Config, spec: EnvSpec) -> Agent:
             meta=() if weights is not None else init_meta(scheme.num_pairs, config),
         )
 
-    def values(params: Params, statistics: Params, batch: Transition) -> tuple[Values, Params]:
-        """All heads of one network at s and s': (B, H, A) each. What a loss does not use is never computed."""
-        if config.batch_norm:
-            # BatchNorm must see s and s' as one batch (Bhatt et al. 2024); otherwise two passes, because
-            # the gradient of one joint pass runs through both halves: 1.5 times the work.
-            both, statistics = network.apply(params, statistics, jnp.concatenate([batch.obs, batch.next_obs]), True)
-            now, then = jnp.split(both, 2)
-        else:
-            now, _ = network.apply(params, statistics, batch.obs)
-            then, _ = network.apply(params, statistics, batch.next_obs)
-        return Values(now, jax.lax.stop_gradient(then)), statistics
-
     def pair_losses(
         params: Params, statistics: Params, copies: tuple[Params, ...], batch: Transition
     ) -> tuple[Array, tuple[Metrics, Params]]:
         """The batch mean of the loss of each pair."""
-        own, new_statistics = values(params, statistics, batch)
-        if copies:
-            stacked = [values(older, statistics, batch)[0] for older in copies]
-            every = jax.tree.map(lambda *q: jnp.stack(q), *stacked)  # (copies, B, H, A)
-            aims = jax.tree.map(lambda q: q[copy, :, target].swapaxes(0, 1), every)
-        else:
-            aims = jax.tree.map(lambda q: q[:, target], own)
-        predictions = jax.tree.map(lambda q: q[:, online], own)
+        predictions, aims, new_statistics = both_sides(
+            scheme, network, params, statistics, copies, batch, joint=config.batch_norm
+        )
         over_pairs = jax.vmap(pair_loss, in_axes=(0, 0, None))
-        losses = jax.vmap(over_pairs)(predictions, jax.lax.stop_gradient(aims), batch).mean(axis=0)
+        losses = jax.vmap(over_pairs)(predictions, aims, batch).mean(axis=0)
         chosen = jnp.take_along_axis(predictions.now, batch.action[:, None, None], axis=-1)
         return losses, ({"loss": losses.sum(), "q_value": chosen.mean()}, new_statistics)
 
@@ -152,6 +135,39 @@ def make(config: Config, spec: EnvSpec) -> Agent:
         return state._replace(copies=schemes.sync(state.params, state.copies))
 
     return Agent(init, observe, act, update, refresh, sync, pair_losses, look, network, scheme.refreshes)
+
+
+def both_sides(
+    scheme: schemes.TargetScheme,
+    network: Network,
+    params: Params,
+    statistics: Params,
+    copies: tuple[Params, ...],
+    batch: Transition,
+    *,
+    joint: bool,
+) -> tuple[Values, Values, Params]:
+    """What the online and the target head of each pair say at s and s', (B, pairs, ...) each, and the statistics after
+    it. What a loss does not use is never computed. A gradient flows to the online heads at s only."""
+
+    def at_both_ends(params: Params) -> tuple[Values, Params]:
+        if joint:
+            # BatchNorm must see s and s' as one batch (Bhatt et al. 2024), and its averages have a gradient; otherwise
+            # two passes, because the gradient of one joint pass runs through both halves: 1.5 times the work.
+            both, moved = network.apply(params, statistics, jnp.concatenate([batch.obs, batch.next_obs]), True)
+            now, then = jnp.split(both, 2)
+        else:
+            (now, moved), (then, _) = (network.apply(params, statistics, x) for x in (batch.obs, batch.next_obs))
+        return Values(now, jax.lax.stop_gradient(then)), moved
+
+    online, target, copy = np.array(scheme.online), np.array(scheme.target), np.array(scheme.copy, int)
+    own, moved = at_both_ends(params)
+    if copies:
+        every = jax.tree.map(lambda *q: jnp.stack(q), *(at_both_ends(older)[0] for older in copies))
+        aims = jax.tree.map(lambda q: q[copy, :, target].swapaxes(0, 1), every)  # of (copies, B, heads, ...)
+    else:
+        aims = jax.tree.map(lambda q: q[:, target], own)
+    return jax.tree.map(lambda q: q[:, online], own), jax.lax.stop_gradient(aims), moved
 
 
 def make_optimizer(config: Config) -> optax.GradientTransformation:

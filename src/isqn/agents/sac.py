@@ -17,10 +17,10 @@ import optax
 
 from isqn import losses, schemes
 from isqn.agents import normalise
-from isqn.agents.q_learning import Agent, AgentState, Choice, make_optimizer
+from isqn.agents.q_learning import Agent, AgentState, Choice, both_sides, make_optimizer
 from isqn.keys import device_key
 from isqn.networks import make_critic, make_policy
-from isqn.types import Array, EnvSpec, Metrics, Params, Transition, Values
+from isqn.types import Array, EnvSpec, Metrics, Params, Transition
 
 if TYPE_CHECKING:
     from isqn.experiments.config import Config
@@ -47,7 +47,7 @@ def make(config: Config, spec: EnvSpec) -> Agent:
     is_categorical = config.num_atoms > 1
     pair_loss = partial(losses.categorical, value_bound=config.value_bound) if is_categorical else losses.expected
     weights, climbed = jnp.asarray(config.pair_weights), jnp.asarray(config.policy_weights)
-    online, target, copy = np.array(scheme.online), np.array(scheme.target), np.array(scheme.copy, int)
+    online = np.array(scheme.online)
     frozen = np.array(sorted(set(scheme.target) - set(scheme.online)), int)
     target_entropy = config.target_entropy_per_action * spec.num_actions
     first = dataclasses.replace(scheme, online=scheme.online[:1], target=scheme.target[:1], copy=scheme.copy[:1])
@@ -91,41 +91,22 @@ def make(config: Config, spec: EnvSpec) -> Agent:
 
     def value(outputs: Array) -> Array:
         """What a critic expects, from its logits over atoms or its one number."""
-        return jax.nn.softmax(outputs) @ atoms if is_categorical else outputs[..., 0]
-
-    def values(params: Params, statistics: Params, now: Array, then: Array) -> tuple[Values, Params]:
-        """Both ends of each transition. With BatchNorm they pass as one batch, so that its averages are over both and a
-        gradient flows through them; without, apart, so that nothing of s' is differentiated."""
-        if config.uses_batch_norm:
-            both, statistics = critic.apply(params, statistics, jnp.concatenate([now, then]), True)
-            q, next_q = jnp.split(both, 2)
-        else:
-            q, _ = critic.apply(params, statistics, now)
-            next_q, _ = critic.apply(params, statistics, then)
-        return Values(q, jax.lax.stop_gradient(next_q)), statistics
+        return jnp.matmul(jax.nn.softmax(outputs), atoms, precision="highest") if is_categorical else outputs[..., 0]
 
     def pair_losses(
         params: Params, statistics: Params, copies: tuple[Params, ...], batch: Transition
     ) -> tuple[Array, tuple[Metrics, Params]]:
         """The batch mean of the loss of each pair. `obs` and `next_obs` are those of the critic, with their actions."""
-        own, new_statistics = values(params, statistics, batch.obs, batch.next_obs)
-        if copies:
-            stacked = [values(older, statistics, batch.obs, batch.next_obs)[0].next for older in copies]
-            aims = jnp.stack(stacked)[copy, :, target].swapaxes(0, 1)
-        else:
-            aims = own.next[:, target]
-        if aims.shape[2] > 1:  # of two critics, the one that expects less
-            least = jnp.argmin(value(aims), axis=2, keepdims=True)[..., None]
-            aims = jnp.take_along_axis(aims, least, axis=2)
-        aims = jax.lax.stop_gradient(jnp.broadcast_to(aims, own.now[:, online].shape))
-        predictions = own.now[:, online]
-
-        def of_critic(q: Array, aim: Array, transition: Transition) -> Array:
-            return pair_loss(Values(q, q), Values(aim, aim), transition)
-
-        over_critics = jax.vmap(of_critic, (0, 0, None))
+        predictions, aims, new_statistics = both_sides(
+            scheme, critic, params, statistics, copies, batch, joint=config.uses_batch_norm
+        )
+        if config.twin_q:  # both learn from the one that expects less
+            least = jnp.argmin(value(aims.next), axis=2, keepdims=True)[..., None]
+            chosen = jnp.take_along_axis(aims.next, least, axis=2)
+            aims = aims._replace(next=jnp.broadcast_to(chosen, aims.next.shape))
+        over_critics = jax.vmap(pair_loss, (0, 0, None))
         per_pair = jax.vmap(jax.vmap(over_critics, (0, 0, None)))(predictions, aims, batch).sum(axis=2).mean(axis=0)
-        metrics = {"loss": per_pair.sum(), "q_value": value(jax.lax.stop_gradient(predictions)).mean()}
+        metrics = {"loss": per_pair.sum(), "q_value": value(jax.lax.stop_gradient(predictions.now)).mean()}
         return per_pair, (metrics, new_statistics)
 
     def stepped(optimizer_state: Any, grads: Any, params: Any) -> tuple[Any, Any]:
@@ -209,6 +190,9 @@ def make(config: Config, spec: EnvSpec) -> Agent:
         params, copies = schemes.refresh(moved, state.params, state.copies, config.target_step_size)
         return state._replace(params=params, copies=copies)
 
+    def sync(state: AgentState) -> AgentState:
+        return state._replace(copies=schemes.sync(state.params, state.copies))
+
     def look(state: AgentState, batch: Transition) -> tuple[list[Array], Array]:
         x = jnp.concatenate([normalise.observation(state.moments, batch.obs), batch.action], axis=-1)
         return critic.look(state.params, state.statistics, x)
@@ -219,7 +203,7 @@ def make(config: Config, spec: EnvSpec) -> Agent:
         act=act,
         update=update,
         refresh=refresh,
-        sync=lambda state: state,
+        sync=sync,
         losses=pair_losses,
         look=look,
         network=critic,

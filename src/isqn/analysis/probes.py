@@ -44,7 +44,7 @@ def probe_features(agent: Agent, state: AgentState, batch: Transition) -> dict[s
     found = {"effective_rank": effective_rank(np.asarray(features)), "dormant_share": dormant_share(units)}
     heads = state.params["heads"]
     found |= {"head_cosine": head_cosine(heads)} if len(heads["bias"]) > 1 else {}
-    return found | ({"batch_norm_deviation": batch_norm_deviation(state.statistics)} if state.statistics else {})
+    return found | ({"batch_norm_deviation": batch_norm_deviation(units)} if state.statistics else {})
 
 
 def head_cosine(heads: Params) -> float:
@@ -55,12 +55,10 @@ def head_cosine(heads: Params) -> float:
     return float((rows[1:] * rows[:-1]).sum(axis=1).mean())
 
 
-def batch_norm_deviation(statistics: Params) -> float:
-    """Of what comes into BatchNorm, by its running variances: the root of their mean. Where it is not far above the
-    root of the epsilon, BatchNorm centres more than it scales."""
-    leaves = jax.tree_util.tree_leaves_with_path(statistics)
-    variances = [np.asarray(leaf).ravel() for path, leaf in leaves if path[-1].key == "var"]
-    return float(np.sqrt(np.concatenate(variances).mean()))
+def batch_norm_deviation(units: list[Array]) -> float:
+    """Of what comes into BatchNorm, the output of every ReLU: the root of the mean variance over the samples. Where it
+    is not far above the root of the epsilon, BatchNorm centres more than it scales."""
+    return float(np.sqrt(np.mean([np.var(layer, axis=0, dtype=np.float64).mean() for layer in units])))
 
 
 def observed(agent: Agent, config: Config, spec: EnvSpec) -> Agent:

@@ -82,6 +82,7 @@ OWN: dict[str, tuple[str, ...]] = {
         *("learning_rate_end", "learning_rate_decay_steps", "num_atoms", "value_bound", "joint_batch_norm"),
         *("batch_norm_epsilon", "entropy_temperature_start", "target_entropy_per_action", "critic_width"),
         *("critic_blocks", "policy_width", "policy_blocks", "update_order", "policy_value", "policy_loss_statistics"),
+        "target_sync_period",
         *("refreshed_heads", "initial_heads", "project_frozen_heads", "batch_norm_kind", "batch_norm_input"),
         "batch_norm_policy",
     ),
@@ -170,7 +171,7 @@ class Config:
     num_atoms: int = 1
     """Values that a critic tells the probabilities of, spread over +- value_bound; 1: it tells the mean."""
     value_bound: float = 5.0
-    """Of the atoms; normalised rewards are then divided by at least the largest return over this."""
+    """Of the atoms: larger returns are cut, unless --normalise-rewards, which then scales the largest one to this."""
     joint_batch_norm: Literal["auto", "yes", "no"] = "auto"
     """BatchNorm after each activation of the critic, over s and s' at once. auto: without a target network."""
     batch_norm_epsilon: float = 1e-5
@@ -178,7 +179,7 @@ class Config:
     batch_norm_kind: Literal["plain", "renorm"] = "plain"
     """BatchNorm, or the batch renormalisation of CrossQ. Not in the paper."""
     batch_norm_input: bool = False
-    """BatchNorm of what the critic sees, too, as in CrossQ. Not in the paper."""
+    """BatchNorm of the inputs, too, as in CrossQ. Not in the paper."""
     batch_norm_policy: bool = False
     """BatchNorm in the policy, too, as in CrossQ; its own loss moves the averages. Not in the paper."""
     policy_loss_statistics: Literal["running", "batch"] = "running"
@@ -188,7 +189,7 @@ class Config:
     update_order: Literal["policy-first", "critic-first"] = "policy-first"
     """Of an update. Not in the paper; SimbaV2: policy-first, the authors' slimSAC: critic-first."""
     refreshed_heads: Literal["all", "first"] = "all"
-    """Which target heads a refresh moves: each towards the head after it, or head 0 alone. Not in the paper."""
+    """Of iterated-shared: a refresh moves each head towards the next, or head 0 alone. Not in the paper."""
     initial_heads: Literal["independent", "copied"] = "independent"
     """Whether head 0 of iterated-shared begins as a copy of head 1. Not in the paper."""
     project_frozen_heads: bool = True
@@ -232,7 +233,7 @@ class Config:
 
     # -- network -----------------------------------------------------------------------------------------------
     torso: str = "auto"
-    """What is under the heads: mlp, minatar, nature, impala, stream or simba. auto: by the shape of the observation."""
+    """What is under the heads: mlp, minatar, nature, impala or stream; sac: mlp or simba. auto: by the observation."""
     hidden_sizes: tuple[int, ...] = (128, 128)
     """Of the MLP; none: linear in the observation."""
     layer_norm: bool = False
@@ -471,8 +472,12 @@ class Config:
 # Settings that matter only together with another one, and which one.
 NEEDS: dict[str, tuple[Callable[[Config], bool], str]] = {
     **dict.fromkeys(
-        ("critic_width", "critic_blocks", "policy_width", "policy_blocks", "project_frozen_heads"),
+        ("critic_width", "critic_blocks", "policy_width", "policy_blocks"),
         (lambda config: config.torso == "simba", "--torso simba"),
+    ),
+    **dict.fromkeys(
+        ("refreshed_heads", "initial_heads", "project_frozen_heads"),
+        (lambda config: config.scheme == "iterated-shared", "--scheme iterated-shared"),
     ),
     **dict.fromkeys(
         ("hidden_sizes", "layer_norm"), (lambda config: config.torso != "simba", "another --torso than simba")
@@ -495,9 +500,13 @@ NEEDS: dict[str, tuple[Callable[[Config], bool], str]] = {
 
 def require_effect(config: Config, base: Config) -> None:
     """Whoever changes a setting wants it to matter."""
-    for name, (matters, needed) in NEEDS.items():
-        if getattr(config, name) != getattr(base, name) and not matters(config):
+    for name, (_, needed) in NEEDS.items():
+        if getattr(config, name) != getattr(base, name) and not has_effect(name, config):
             raise UserError(f"{flag(name)} has no effect in this run: it needs {needed}.")
+
+
+def has_effect(name: str, config: Config) -> bool:
+    return name not in NEEDS or NEEDS[name][0](config)
 
 
 def flag(field: str) -> str:

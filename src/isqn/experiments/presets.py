@@ -66,7 +66,7 @@ _ATARI_CQL = _SHARED | {
 _DMC = AGENTS["sac"] | {
     "discount": 0.99,
     "protocol": "action-repeat-2",
-    "max_episode_steps": 1_000,  # H, in frames of the simulator: the suite itself ends a task there
+    "max_episode_steps": 1_000,  # H; the suite itself ends a task after as many frames, which are 500 steps
     "batch_size": 256,
     "torso": "simba",
     "target_step_size": 5e-3,

@@ -47,17 +47,17 @@ class LayerNorm(nn.Module):
 
 
 class BatchNorm(nn.Module):
-    """As the authors': on images one statistic for each position, shared by the channels."""
+    """As the authors': on images one statistic for each position, shared by the channels. But the variance is taken in
+    two passes: as E[x^2] - E[x]^2 it loses the digits of small ones."""
 
     style: Style
-    fast: bool = True  # the variance as E[x^2] - E[x]^2, which loses the digits of small ones
 
     @nn.compact
     def __call__(self, x: Array, train: bool) -> Array:
         if self.style.batch_norm_kind == "renorm":
             return BatchRenorm(self.style.batch_norm_epsilon)(x, train)
         axis: Any = (1, 2) if x.ndim == 4 else -1
-        settings = {"axis": axis, "epsilon": self.style.batch_norm_epsilon, "use_fast_variance": self.fast}
+        settings = {"axis": axis, "epsilon": self.style.batch_norm_epsilon, "use_fast_variance": False}
         return nn.BatchNorm(use_running_average=not train, dtype=jnp.float32, **settings)(x)
 
 

@@ -66,7 +66,7 @@ class Body(nn.Module):
         root = math.sqrt(2 / width)
         x = x.astype(jnp.float32)
         if self.style.batch_norm and self.style.batch_norm_input:
-            x = BatchNorm(self.style, fast=False)(x, train)
+            x = BatchNorm(self.style)(x, train)
         x = jnp.concatenate([x, jnp.full((*x.shape[:-1], 1), SHIFT)], axis=-1)
         x = unit(Scaler(root, root)(dense(width, dtype)(unit(x))))
         for _ in range(blocks):
@@ -75,7 +75,7 @@ class Body(nn.Module):
             self.sow("intermediates", "units", y)  # for the probes
             y = y + 1e-8  # a vector of zeros has no direction
             if self.style.batch_norm:
-                y = BatchNorm(self.style, fast=False)(y, train)
+                y = BatchNorm(self.style)(y, train)
             y = unit(dense(width, dtype)(y))
             x = unit(x + Scaler(1 / (blocks + 1), 1 / math.sqrt(width))(y - x))
         return x

@@ -28,6 +28,7 @@ PROBES = {
     "effective_rank": "effective rank of the features (srank)",
     "dormant_share": "share of dormant units",
     "head_cosine": "cosine between the weights of neighbouring heads",
+    "batch_norm_deviation": "deviation of what comes into BatchNorm",
 }
 
 Shown = TypeVar("Shown", Figure, Table)

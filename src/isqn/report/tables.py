@@ -62,6 +62,7 @@ PROBED = {
     "effective rank": "effective_rank",
     "dormant share": "dormant_share",
     "cosine of heads": "head_cosine",
+    "into BatchNorm": "batch_norm_deviation",
     "cosine": "gradient_cosine_own_tb",
     "cosine of TF": "gradient_cosine_tf_tb",
 }
@@ -81,6 +82,7 @@ def probes(collected: Collected) -> list[Table]:
     about = {
         "": "Means over training and seeds, with 95 % intervals if there are several.",
         "cosine of heads": "Of heads: between the weights of neighbouring ones.",
+        "into BatchNorm": "Into BatchNorm: the deviation of what comes into it.",
         "cosine": "Cosine: between the gradients of the agent's loss and of the target-based one, at the agent's "
         "parameters; of TF: of the target-free loss there.",
         "target churn": "Target churn is divided by that of the target-free agent." if collected.target_free else "",

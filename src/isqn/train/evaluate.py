@@ -60,11 +60,8 @@ def evaluate(
     stack, played, pictures, step = FrameStack(env.spec), [], [], 0
 
     def see(frame: np.ndarray) -> np.ndarray:
-        """What a stream is normalised by goes on with every frame, as in training; that of a replay stays."""
         nonlocal state
-        if not agent.streams:
-            return frame
-        state, seen = call.observe(state, frame)
+        state, seen = call.watch(state, frame)
         return seen
 
     for index in range(episodes):

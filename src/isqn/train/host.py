@@ -54,6 +54,9 @@ class Functions(NamedTuple):
 
     init: Callable[..., Any]
     observe: Callable[..., Any]
+    watch: Callable[
+        ..., Any
+    ]  # the same outside training: what a stream is normalised by goes on, that of a replay stays
     act: Callable[..., Any]
     update: Callable[..., Any]
     refresh: Callable[..., Any]
@@ -80,12 +83,16 @@ def compile_agent(agent: Agent) -> Functions:
         if not jax.tree.leaves(state.moments):
             return state, frame
         moments, obs = count(only(state, "moments"), frame, *step)
-        return state._replace(moments=moments), np.asarray(obs)
+        return state._replace(moments=moments), np.asarray(obs) if agent.streams else frame
+
+    def watch(state: Any, frame: np.ndarray, *step: Any) -> tuple[Any, np.ndarray]:
+        return observe(state, frame, *step) if agent.streams else (state, frame)
 
     act = program(agent.act)
     return Functions(
         init=program(agent.init),
         observe=observe,
+        watch=watch,
         act=lambda state, *rest: act(only(state, *agent.acts_by), *rest),
         update=program(update, donate_argnums=(0, 1)),
         refresh=program(agent.refresh, donate_argnums=0),
@@ -139,7 +146,7 @@ def train(
     saved_at, logged_at, logged_step = time.monotonic(), time.monotonic(), count.step
 
     def save() -> None:
-        require_finite((state.params, totals), run_dir, count.step)
+        require_finite((state.params, state.policy, totals), run_dir, count.step)
         count.seconds = time.monotonic() - clock
         for table in (episodes, metrics):
             table.flush_to_disk()
@@ -209,7 +216,7 @@ def train(
                     "seconds": now - clock,
                 }
                 if count.logged_updates:
-                    require_finite((state.params, totals), run_dir, count.step)
+                    require_finite((state.params, state.policy, totals), run_dir, count.step)
                     row |= means(totals, count.logged_updates)
                     last_loss = row["loss"]
                     totals, count.logged_updates = jax.tree.map(jnp.zeros_like, totals), 0

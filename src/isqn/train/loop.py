@@ -75,7 +75,7 @@ def with_held_out(batch: Transition, held_out: Transition) -> Transition:
 
 def save_best(run_dir: Path, state: Any, result: Epoch) -> None:
     """The agent of the best epoch so far, by mean training return."""
-    require_finite(state.params, run_dir, result.step)
+    require_finite((state.params, state.policy), run_dir, result.step)
     name = f"best-{result.step:012d}"
     manifest = {"criterion": "mean training return of an epoch", **result._asdict(), "mean_return": result.mean_return}
     checkpoint.write(run_dir / name, checkpoint.flatten({"agent": state}), manifest)
@@ -115,5 +115,5 @@ def require_finite(tree: Any, run_dir: Path, step: int) -> None:
         where = f"the last good checkpoint is at step {kept[0]:,}" if kept else "there was no checkpoint before it"
         raise Diverged(
             f"a loss or a parameter stopped being a finite number before step {step:,}; {where}. "
-            "A lower --learning-rate, --layer-norm or another --scheme may help."
+            "A lower --learning-rate, a normalised network or another --scheme may help."
         )

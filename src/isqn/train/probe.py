@@ -28,6 +28,7 @@ COLUMNS = {
     "target-churn": ("target_churn_train", "target_churn_held_out"),
     "gradient-cosine": ("gradient_cosine_own_tb", "gradient_cosine_tf_tb"),
     "head-cosine": ("head_cosine",),
+    "batch-norm": ("batch_norm_deviation",),
 }
 
 
@@ -35,6 +36,7 @@ def available(config: Config) -> tuple[str, ...]:
     """The metrics that an agent has."""
     without = {"target-churn", "gradient-cosine"} if config.is_actor_critic else set()
     without |= {"head-cosine"} if config.target_scheme.num_heads == 1 else set()
+    without |= set() if config.uses_batch_norm else {"batch-norm"}
     return tuple(metric for metric in COLUMNS if metric not in without)
 
 
@@ -70,11 +72,9 @@ def probe_run(
         explored.append(bool(choice.explored))
         return choice.action
 
-    def observe(frame: np.ndarray, *step: Any) -> np.ndarray:
+    def observe(*seen: Any) -> np.ndarray:
         nonlocal state
-        if not agent.streams:
-            return frame
-        state, obs = call.observe(state, frame, *step)
+        state, obs = call.watch(state, *seen)
         return obs
 
     for _ in islice(play(config, env, replay, choose, seed, observe), rows):

@@ -22,7 +22,7 @@ from isqn.data.replay import Memory, Replay, memory_needed
 from isqn.envs import atari, dmc
 from isqn.envs.adapter import Environment, make_environment, require_protocol
 from isqn.envs.native import has_native, make_native
-from isqn.experiments.config import Config, flag, nearest_path, others, read_toml, seed_dir
+from isqn.experiments.config import Config, flag, has_effect, nearest_path, others, read_toml, seed_dir
 from isqn.experiments.study import import_for
 from isqn.train import checkpoint, compiled, host, record, timing
 from isqn.train.loop import Epoch
@@ -125,7 +125,7 @@ def require_possible(config: Config, spec: EnvSpec, *, compiled_loop: bool) -> N
     """Refuse what cannot run before a folder is made, or an old one deleted, for it."""
     size = agent_bytes(config, spec)
     sizes = ("num_bellman_iterations", "width_factor", "critic_width", "hidden_sizes", "num_seeds")
-    flags = [flag(name) for name in sizes if name not in others(config.agent)]
+    flags = [flag(name) for name in sizes if name not in others(config.agent) and has_effect(name, config)]
     needs = f"The network and its optimizer need {size / 1e9:,.1f} GB"
     require_memory(size, needs, f"Lower {', '.join(flags[:-1])} or {flags[-1]}.")
     memory = replay_memory(config, spec)
@@ -221,6 +221,8 @@ def _train_on_host(
     if env.spec.protocol in atari.PROTOCOLS:
         progress.say(atari.PROTOCOLS[env.spec.protocol].describe())
     progress.say(_memory_line(config, env.spec))
+    for remark in _remarks(config):
+        progress.say(remark)
     agent, make_replay = make_agent(config, env.spec), replay_factory(config, env.spec)
     finish = _begin_summaries(config, [run_dir], env.spec)
     functions = host.compile_agent(agent)
@@ -277,6 +279,18 @@ def _memory_line(config: Config, spec: EnvSpec) -> str:
         return f"{memory}."
     kept = f"{memory} for the probes to look at" if config.analysis else "there is no replay"
     return f"{agent_bytes(config, spec) / 1e6:.3g} MB for network, traces and moments; {kept}."
+
+
+def _remarks(config: Config) -> Iterator[str]:
+    """What may not be meant."""
+    decay, total = config.learning_rate_decay_steps, config.total_timesteps
+    if decay and decay != total:
+        of_all = (
+            f"is at its end after {decay:,} of {total:,} steps" if decay < total else f"decays over {decay:,} steps"
+        )
+        yield f"the learning rate {of_all} ({flag('learning_rate_decay_steps')})"
+    if config.num_atoms > 1 and not config.normalise_rewards:
+        yield f"returns beyond +-{config.value_bound:g} are cut ({flag('value_bound')}, or {flag('normalise_rewards')})"
 
 
 def _shorter(config: Config) -> str:
