@@ -270,7 +270,7 @@ def test_the_policy_trusts_the_critic_that_expects_less():
 
 def test_a_gradient_flows_through_the_averages_that_the_next_states_are_in():
     """Against differences of the loss, whose targets no parameter moves: they do not know what is differentiated."""
-    _, agent = make(scheme="target-free", **SIMBA)
+    _, agent = make(scheme="target-free")
     state, batch = agent.init(0), random_batch(spec=WIDE)._replace(discount=np.zeros(8, np.float32))
 
     @jax.jit
