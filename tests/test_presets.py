@@ -435,7 +435,7 @@ TABLES: dict[tuple[str, str], tuple[tuple[str, ...], dict[str, Any]]] = {
         ("dmc-hard",),
         {
             "Discount factor gamma": {"discount": number},
-            "Horizon H": {"max_episode_steps": lambda cell: number(cell) / 2},  # of agent steps
+            "Horizon H": {"max_episode_steps": number},
             "Action repeat": {"protocol": lambda cell: f"action-repeat-{cell}"},
         },
     ),

@@ -12,6 +12,7 @@ import isqn
 from isqn.cli import main
 from isqn.envs.adapter import make_environment
 from isqn.experiments.config import begin
+from isqn.experiments.presets import preset_config
 from isqn.experiments.studies import find_study
 from isqn.train import record, run
 from isqn.train.evaluate import evaluate
@@ -57,6 +58,22 @@ def test_resume_is_invisible(config, tmp_path, monkeypatch):
     monkeypatch.undo()
     run.resume(folder, quiet=True)
     assert_same(final(tmp_path / "whole"), final(folder))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("scheme", "k"), [("target-based", 1), ("target-free", 1), ("iterated-shared", 9)])
+def test_the_papers_size_starts_stops_and_goes_on_to_the_same_bits(scheme, k, tmp_path, monkeypatch):
+    config = preset_config("dmc-hard").replace(scheme=scheme, num_bellman_iterations=k, learning_starts=480)
+    config = config.replace(total_timesteps=500, epoch_steps=500, log_period_steps=10)
+    run.start(config, tmp_path / "whole", quiet=True)
+    record.create_run(tmp_path / "parts", config)
+    stop_after(monkeypatch, 490)
+    with pytest.raises(Interrupted):
+        run.resume(tmp_path / "parts", quiet=True)
+    monkeypatch.undo()
+    run.resume(tmp_path / "parts", quiet=True)
+    assert_same(final(tmp_path / "whole"), final(tmp_path / "parts"))
+    assert int(record.read_table(tmp_path / "parts" / "metrics.csv")[-1]["updates"]) == 40
 
 
 def test_the_command_line_trains_evaluates_and_probes(tmp_path, capsys):
