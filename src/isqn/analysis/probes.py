@@ -58,7 +58,7 @@ def head_cosine(heads: Params) -> float:
 def batch_norm_deviation(units: list[Array]) -> float:
     """Of what comes into BatchNorm, the output of every ReLU: the root of the mean variance over the samples. Where it
     is not far above the root of the epsilon, BatchNorm centres more than it scales."""
-    return float(np.sqrt(np.mean([np.var(layer, axis=0, dtype=np.float64).mean() for layer in units])))
+    return float(np.sqrt(np.mean([np.asarray(layer, np.float64).var(axis=0).mean() for layer in units])))
 
 
 def observed(agent: Agent, config: Config, spec: EnvSpec) -> Agent:
