@@ -165,6 +165,14 @@ def test_the_ends_are_those_of_the_space_in_its_own_type(dtype):
         np.testing.assert_array_equal(env.env.last, bound)
 
 
+def test_an_action_may_be_a_single_number():
+    env = make_environment(Bounds(gym.spaces.Box(-2, 2, (), np.float32)))
+    env.reset(0)
+    env.step(np.array([0.5], np.float32))
+    assert env.env.last == 1
+    assert check_environment(env.env)[0].startswith("Remark: no episode ended")
+
+
 def test_actions_of_any_shape():
     env = make_environment(Bounds(gym.spaces.Box(-1, 1, (2, 3), np.float32)))
     assert (env.spec.num_actions, env.spec.action_box) == (6, (2, 3))
@@ -181,6 +189,7 @@ def test_actions_of_any_shape():
     [
         (gym.spaces.Box(-np.inf, np.inf, (2,)), "have no finite bounds"),
         (gym.spaces.Box(0, 5, (2,), np.int64), "must be floating-point numbers"),
+        (gym.spaces.Box(-1, 1, (0,)), "there is not a number in them to choose"),
         (gym.spaces.MultiDiscrete([2, 3]), "Discrete and Box actions are supported"),
     ],
 )

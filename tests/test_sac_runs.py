@@ -118,6 +118,9 @@ def test_probes_along_training(tmp_path):
         ("train sac --torso nature", "--torso nature needs images"),
         ("train sac --num-atoms 0", "--num-atoms is 0; it must be at least 1."),
         ("train sac --value-bound -1", "--value-bound is -1.0; it must be above 0."),
+        ("train sac --target-entropy-per-action 5", "must be below 0.693, the entropy of uniform actions."),
+        ("train sac --env-id Pendulum", "--env-id Pendulum leaves open which version is meant; write Pendulum-v"),
+        ("cost dmc-hard --game Asterix", "--game is for presets of ALE; dmc-hard is of dm_control/dog-walk-v0."),
         ("train sac --env-id dm_control/dog-wak-v0", "did you mean dm_control/dog-walk-v0"),
         ("train sac --critic-width 64", "--critic-width has no effect in this run: it needs --torso simba."),
         ("train sac --preset dmc-small --layer-norm", "it needs another --torso than simba."),
@@ -153,6 +156,14 @@ def test_the_facade(tmp_path):
     assert returns == [episode.episodic_return for episode in isqn.evaluate(model, env, episodes=2)]
     with pytest.raises(UserError, match="learns from vectors only"):
         isqn.Model("sac", env=Pictures())
+
+
+def test_a_model_acts_within_the_bounds_that_it_was_trained_in(tmp_path):
+    isqn.Model("sac", hidden_sizes=(8,)).save(tmp_path / "model")
+    env = gym.make("Pendulum-v1")
+    env.unwrapped.action_space = gym.spaces.Box(-9, 9, (1,), np.float32)
+    with pytest.raises(UserError, match=r"with actions from \(-2.0,\) to \(2.0,\); those of Pendulum-v1 are from \(-9"):
+        isqn.Model.load(tmp_path / "model", env=env)
 
 
 def test_playing_leaves_what_is_normalised_by_alone():

@@ -450,7 +450,7 @@ def report(argv: list[str]) -> int:
     return 0
 
 
-METRICS = ("effective-rank", "dormant", "target-churn", "gradient-cosine", "head-cosine")
+METRICS = ("effective-rank", "dormant", "target-churn", "gradient-cosine", "head-cosine", "batch-norm")
 
 
 @dataclass(frozen=True)
@@ -460,7 +460,7 @@ class Probe:
     run_dir: tyro.conf.Positional[Path]
     """The folder of a run."""
     metric: tuple[str, ...] = ()
-    """Some of effective-rank, dormant, target-churn, gradient-cosine and head-cosine; by default all that it has."""
+    """Some of effective-rank, dormant, target-churn, gradient-cosine, head-cosine, batch-norm; by default all."""
     which: Literal["last", "best"] = "last"
     """The newest checkpoint, or that of the best epoch."""
     samples: int = 2048
@@ -518,10 +518,12 @@ def cost(argv: list[str]) -> int:
     config = preset_config(args.preset)
     if args.game and args.task:
         raise UsageError("--game and --task both say what is played; give one of them.")
-    if args.game:
-        config = config.replace(env_id=f"ALE/{args.game}-v5")
-    if args.task:
-        config = config.replace(env_id=f"dm_control/{args.task}-v0")
+    for flag, given, like in (("--game", args.game, "ALE/{}-v5"), ("--task", args.task, "dm_control/{}-v0")):
+        kind = like.partition("/")[0]
+        if given and not config.env_id.startswith(kind):
+            raise UsageError(f"{flag} is for presets of {kind}; {args.preset} is of {config.env_id}.")
+        if given:
+            config = config.replace(env_id=given if given.startswith(kind) else like.format(given))
     spec = specification(config)
     rows, with_copy = [], size(config.replace(scheme="target-based", num_bellman_iterations=1), spec).kept_parameters
     for scheme, k in COMPARED:

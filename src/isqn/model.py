@@ -202,7 +202,13 @@ class Model:
 
 
 def _require_same_shapes(learned: EnvSpec, other: EnvSpec) -> None:
+    bounds = [(spec.action_low, spec.action_high, spec.action_box) for spec in (learned, other)]
     shapes = [(spec.obs_shape, spec.num_actions, spec.is_continuous) for spec in (learned, other)]
+    if shapes[0] == shapes[1] and bounds[0] != bounds[1]:
+        raise UserError(
+            f"The model was made for {learned.id}, with actions from {learned.action_low} to {learned.action_high}; "
+            f"those of {other.id} are from {other.action_low} to {other.action_high}."
+        )
     if shapes[0] != shapes[1]:
         raise UserError(
             f"The model was made for {learned.id}, with observations {learned.obs_shape} and {learned.num_actions} "

@@ -97,7 +97,7 @@ class EnvSpec:
         low, high = np.array(self.action_low), np.array(self.action_high)
         # the ends exactly, whatever a sum would round to
         scaled = np.clip(low + (np.asarray(action, np.float64) + 1) / 2 * (high - low), low, high)
-        return scaled.reshape(*scaled.shape[:-1], *self.action_box).astype(self.action_type)
+        return scaled.reshape((*scaled.shape[:-1], *self.action_box)).astype(self.action_type)
 
     def random_action(self, generator: np.random.Generator) -> Any:
         """Uniform, as the agent would choose it."""

@@ -173,6 +173,9 @@ def _make_gymnasium(env_id: str | gym.Env, render: bool) -> tuple[gym.Env, str, 
             f"--env-id {env_id} leaves open how the game is played; write ALE/{game}-v5 and choose a --protocol "
             f"(auto, {', '.join(atari.PROTOCOLS)})."
         )
+    versions = [key for key in gym.registry if key.rpartition("-v")[0] == name]
+    if versions and name not in gym.registry:  # Gymnasium would take the newest
+        raise UserError(f"--env-id {env_id} leaves open which version is meant; write {' or '.join(versions)}.")
     try:
         env = gym.make(name, disable_env_checker=True)
         if render and "rgb_array" in env.metadata.get("render_modes", ()):
@@ -262,7 +265,9 @@ def _actions(space: gym.Space[Any], env_id: str) -> dict[str, Any]:
     low, high = (tuple(bound.astype(float).ravel().tolist()) for bound in (space.low, space.high))
     if space.dtype is None or space.dtype.kind != "f":
         raise UserError(f"The actions of {env_id} are {space}; those of a Box must be floating-point numbers.")
-    if not low or not np.isfinite([low, high]).all():
+    if not low:
+        raise UserError(f"The actions of {env_id} are {space}; there is not a number in them to choose.")
+    if not np.isfinite([low, high]).all():
         raise UserError(
             f"The actions of {env_id} have no finite bounds ({space}); give it a gymnasium.wrappers.TransformAction "
             "whose action_space is a Box with bounds."
@@ -277,6 +282,8 @@ def _frame_format(space: gym.Space[Any], env_id: str) -> tuple[tuple[int, ...], 
     if isinstance(space, spaces.Discrete):
         identity, start = np.eye(int(space.n), dtype=np.float32), int(space.start)
         return (int(space.n),), identity.dtype, lambda obs: identity[int(obs) - start].copy()
+    if isinstance(space, spaces.Box) and space.dtype is not None and 0 in space.shape:
+        raise UserError(f"The observation space of {env_id} is {space}; there is nothing in it to see.")
     if isinstance(space, spaces.Box) and space.dtype is not None:
         if len(space.shape) == 1:
             return space.shape, np.dtype(np.float32), lambda obs: np.array(obs, np.float32, order="C")

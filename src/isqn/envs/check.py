@@ -72,7 +72,7 @@ def _play(env: gym.Env, seed: int, num_steps: int, found: list[str]) -> list[tup
 
 def _random_action(space: gym.Space[Any], actions: np.random.Generator) -> Any:
     if isinstance(space, spaces.Box):
-        return actions.uniform(space.low, space.high).astype(space.dtype)
+        return np.asarray(actions.uniform(space.low, space.high), space.dtype)
     assert isinstance(space, spaces.Discrete)  # or `make_environment` had refused it
     return int(space.start + actions.integers(space.n))
 

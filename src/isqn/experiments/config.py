@@ -337,6 +337,9 @@ class Config:
             "head_weights", len(self.head_weights) in (0, pairs), f"must be empty or one for each of the {pairs} pairs"
         )
         if self.is_actor_critic:
+            uniform = math.log(2)  # the entropy of a number between -1 and 1
+            rule = f"must be below {uniform:.3f}, the entropy of uniform actions"
+            self._require("target_entropy_per_action", self.target_entropy_per_action < uniform, rule)
             self._require("head_weights", sum(self.pair_weights) > 0, "must have a sum above 0, for the policy's loss")
         if self.meta_gradient != "none":
             self._require("batch_norm", not self.batch_norm, "cannot be combined with --meta-gradient")

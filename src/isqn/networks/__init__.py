@@ -110,6 +110,7 @@ def make_critic(spec: EnvSpec, num_heads: int, config: Config) -> Network:
     """Of one or two critics: a network over an observation and an action, joined, whose heads have an output for each
     atom of a value. What belongs to one critic has an axis for them: the first of the torso and the statistics, the
     second of the heads; values are (B, H, C, A)."""
+    torso_name(config.torso, spec, critic=True)  # what is wrong is said of the observation alone
     joined = spec.obs_shape[-1] + spec.num_actions
     seen = EnvSpec(spec.id, spec.protocol, (joined,), "float32", config.num_atoms)
     one, count, axes = make_network(seen, num_heads, config), 2 if config.twin_q else 1, {"torso": 0, "heads": 1}

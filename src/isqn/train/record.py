@@ -174,7 +174,8 @@ def provenance() -> dict[str, Any]:
     """Versions, device and flags: what the same bits need."""
     import jax
 
-    packages = ("isqn", "jax", "jaxlib", "flax", "optax", "numpy", "gymnasium", "ale-py", "pgx", "MinAtar")
+    core = ("isqn", "jax", "jaxlib", "flax", "optax", "numpy", "gymnasium")
+    packages = (*core, "ale-py", "pgx", "MinAtar", "dm_control", "mujoco")
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),

@@ -26,7 +26,7 @@ from isqn.experiments.config import Config, flag, has_effect, nearest_path, othe
 from isqn.experiments.study import import_for
 from isqn.train import checkpoint, compiled, host, record, timing
 from isqn.train.loop import Epoch
-from isqn.train.progress import Progress, duration, memory_mb
+from isqn.train.progress import Progress, count, duration, memory_mb
 from isqn.types import EnvSpec, UserError, num_bytes
 
 LONG_RUN_STEPS = 100_000  # from here on a run is worth a measured estimate of its time
@@ -124,7 +124,7 @@ def start(config: Config, run_dir: Path | None = None, *, overwrite: bool = Fals
 def require_possible(config: Config, spec: EnvSpec, *, compiled_loop: bool) -> None:
     """Refuse what cannot run before a folder is made, or an old one deleted, for it."""
     size = agent_bytes(config, spec)
-    sizes = ("num_bellman_iterations", "width_factor", "critic_width", "hidden_sizes", "num_seeds")
+    sizes = ("num_bellman_iterations", "num_atoms", "width_factor", "critic_width", "hidden_sizes", "num_seeds")
     flags = [flag(name) for name in sizes if name not in others(config.agent) and has_effect(name, config)]
     needs = f"The network and its optimizer need {size / 1e9:,.1f} GB"
     require_memory(size, needs, f"Lower {', '.join(flags[:-1])} or {flags[-1]}.")
@@ -283,6 +283,8 @@ def _memory_line(config: Config, spec: EnvSpec) -> str:
 
 def _remarks(config: Config) -> Iterator[str]:
     """What may not be meant."""
+    if config.learning_starts >= config.total_timesteps:
+        yield f"nothing is learned before step {config.learning_starts:,} ({flag('learning_starts')})"
     decay, total = config.learning_rate_decay_steps, config.total_timesteps
     if decay and decay != total:
         of_all = (
@@ -319,10 +321,8 @@ def _begin_summaries(config: Config, folders: list[Path], spec: EnvSpec) -> Call
 
 def _epoch_line(config: Config, epochs: list[Epoch]) -> str:
     returns = ", ".join(f"{epoch.mean_return:.2f}" for epoch in epochs)
-    games = sum(len(epoch.returns) for epoch in epochs)
-    return (
-        f"epoch {epochs[0].epoch + 1}/{config.num_epochs}: return {returns} ({games} episodes), {memory_mb():,.0f} MB"
-    )
+    games = count(sum(len(epoch.returns) for epoch in epochs), "episode")
+    return f"epoch {epochs[0].epoch + 1}/{config.num_epochs}: return {returns} ({games}), {memory_mb():,.0f} MB"
 
 
 @contextmanager
