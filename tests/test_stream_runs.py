@@ -292,7 +292,7 @@ def test_bad_words_are_answered(capsys):
         ("train stream-q --no-layer-norm=True", "--no-layer-norm takes no value; its opposite is --layer-norm."),
         ("train stream-q --obgd", "--obgd needs a value: per-head, joint."),
         ("train stream-q --preset nosuch", "choose one of atari-stream, atari-stream-smoke, minatar-stream"),
-        ("train stream-q --preset atari-stream --env-id isqn/Chain-v0", "and choose a --preset that does."),
+        ("train stream-q --preset atari-stream --env-id isqn/Chain-v0", "or choose a --preset that leaves it there."),
     ):
         assert main(words.split()) != 0
         assert sentence in capsys.readouterr().err, words

@@ -147,7 +147,7 @@ def require_protocol(protocol: str, name: str, env_id: str) -> None:
     if protocol not in ("auto", name):
         raise UserError(
             f"--protocol {protocol!r} is for ALE/* games or dm_control/* tasks; {env_id} is played by the protocol "
-            f"{name!r}, so leave --protocol at 'auto', and choose a --preset that does."
+            f"{name!r}, so leave --protocol at 'auto', or choose a --preset that leaves it there."
         )
 
 

@@ -54,7 +54,8 @@ def examine(config: Config) -> dict[str, Any]:
 def _updates(config: Config) -> str:
     if config.updates_per_step > 1:
         return f"{config.updates_per_step} updates after every step"
-    return f"an update every {config.update_period} steps"
+    every = "step" if config.update_period == 1 else f"{config.update_period} steps"
+    return f"an update every {every}"
 
 
 def _extra(name: str, modules: tuple[str, ...]) -> str:
