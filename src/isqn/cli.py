@@ -525,12 +525,13 @@ def cost(argv: list[str]) -> int:
         if given:
             config = config.replace(env_id=given if given.startswith(kind) else like.format(given))
     spec = specification(config)
-    rows, with_copy = [], size(config.replace(scheme="target-based", num_bellman_iterations=1), spec).kept_parameters
+    rows, with_copy = [], size(config.replace(scheme="target-based", num_bellman_iterations=1), spec)
     for scheme, k in COMPARED:
         one = config.replace(scheme=scheme, num_bellman_iterations=k)
         found = size(one, spec)
         row = {"label": one.label, **found._asdict(), "flops_per_update": flops_per_update(one, spec)}
-        row["saved_share"] = 1 - found.kept_parameters / with_copy
+        row["saved_share"] = 1 - found.kept_parameters / with_copy.kept_parameters
+        row["saved_share_of_critic"] = 1 - found.kept_critic / with_copy.kept_critic
         row["replay_bytes"] = replay_memory(one, spec).total
         rows.append(row | {"total_bytes": sum(row[f"{part}_bytes"] for part in COST_PARTS)})
         if not args.json and sys.stderr.isatty():
@@ -539,18 +540,21 @@ def cost(argv: list[str]) -> int:
         print(json.dumps({"preset": args.preset, "env_id": spec.id, "num_actions": spec.num_actions, "schemes": rows}))
         return 0
     actions = f"actions of {count(spec.num_actions, 'number')}" if spec.is_continuous else f"{spec.num_actions} actions"
-    print(f"\r{spec.id}, {actions}, preset {args.preset}; saved: of the parameters of target-based learning")
+    print(
+        f"\r{spec.id}, {actions}, preset {args.preset}; saved: of all parameters of target-based learning, copies too"
+    )
     shown = [part for part in (*COST_PARTS, "total") if rows[0][f"{part}_bytes"]]
     names = {"optimizer": "traces", "replay": "last step"} if config.streams else {}
     decimals = 1 if rows[0]["total_bytes"] > 1e6 else 3
+    saved = {"saved": "saved_share"} | ({"of the critic": "saved_share_of_critic"} if config.is_actor_critic else {})
     lines = _table(
-        ("scheme", "parameters", "copied", "saved", "MFLOP/update", *(f"{names.get(part, part)} MB" for part in shown)),
+        ("scheme", "parameters", "copied", *saved, "MFLOP/update", *(f"{names.get(part, part)} MB" for part in shown)),
         [
             (
                 row["label"],
                 f"{row['parameters']:,}",
                 f"{row['copied_parameters']:,}",
-                f"{row['saved_share']:.1%}",
+                *(f"{row[share]:.1%}" for share in saved.values()),
                 f"{row['flops_per_update'] / 1e6:,.1f}",
                 *(f"{row[f'{part}_bytes'] / 1e6:,.{decimals}f}" for part in shown),
             )

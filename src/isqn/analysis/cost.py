@@ -21,8 +21,9 @@ COMPARED = (
 
 class Size(NamedTuple):
     parameters: int  # of the networks that learn
+    policy_parameters: int  # of these, a policy's and its temperature
     copied_parameters: int  # of the older copies that the scheme keeps
-    network_bytes: int  # parameters and copies
+    network_bytes: int  # parameters, copies and the averages of BatchNorm
     optimizer_bytes: int  # of a stream: its traces
     moments_bytes: int  # what observations and rewards are normalised by
 
@@ -30,13 +31,23 @@ class Size(NamedTuple):
     def kept_parameters(self) -> int:
         return self.parameters + self.copied_parameters
 
+    @property
+    def kept_critic(self) -> int:
+        return self.kept_parameters - self.policy_parameters
+
 
 def size(config: Config, spec: EnvSpec) -> Size:
     """Of one agent, from its shapes: nothing is compiled or allocated."""
     state = jax.eval_shape(agents.make(config, spec).init, 0)
-    networks = (state.params, state.policy and state.policy._replace(statistics=()))
-    parts = ((networks, state.copies, state.statistics), state.optimizer, state.moments)
-    return Size(_count(networks), _count(state.copies), *map(num_bytes, parts))
+    policy = state.policy and state.policy._replace(statistics=())
+    return Size(
+        parameters=_count((state.params, policy)),
+        copied_parameters=_count(state.copies),
+        policy_parameters=_count(policy),
+        network_bytes=num_bytes((state.params, state.policy, state.copies, state.statistics)),
+        optimizer_bytes=num_bytes(state.optimizer),
+        moments_bytes=num_bytes(state.moments),
+    )
 
 
 def flops_per_update(config: Config, spec: EnvSpec) -> float:
