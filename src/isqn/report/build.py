@@ -16,7 +16,7 @@ from isqn.experiments.study import Cell
 from isqn.experiments.study import to_toml as study_toml
 from isqn.report import tables
 from isqn.report.charts import Chart, Figure, Report, Series, Table
-from isqn.report.collect import Collected, Rows
+from isqn.report.collect import Collected, Rows, counts_frames
 from isqn.report.compare import Comparison, compare, interval, mean_return, profile
 from isqn.types import UserError
 
@@ -219,11 +219,7 @@ def _common_axis(configs: list[Config], epochs: int) -> tuple[np.ndarray, str]:
 
 def _axis(config: Config, epochs: int) -> tuple[np.ndarray, str]:
     steps = np.array([config.epoch_end(epoch) for epoch in range(epochs)], np.float64)
-    return (4 * steps, "frames") if _is_atari(config.env_id) else (steps, "agent steps")
-
-
-def _is_atari(task: str) -> bool:
-    return task.startswith("ALE/")
+    return (4 * steps, "frames") if counts_frames(config.env_id) else (steps, "agent steps")
 
 
 # -- by task ------------------------------------------------------------------------------------------------------
@@ -337,7 +333,7 @@ def _mean_line(x: np.ndarray, values: np.ndarray) -> Series:
 
 def _over_training(task: str, found: Mapping[str, Rows | None], ylabel: str, reference: float | None = None) -> Chart:
     series = {label: _mean_line(*rows) for label, rows in found.items() if rows}
-    xlabel = "frames" if _is_atari(task) else "agent steps"
+    xlabel = "frames" if counts_frames(task) else "agent steps"
     return Chart("lines", series, title=task, xlabel=xlabel, ylabel=ylabel, reference=reference)
 
 

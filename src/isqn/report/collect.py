@@ -18,8 +18,13 @@ from isqn.schemes import SCHEMES
 from isqn.train.run import read_config
 from isqn.types import UserError
 
-Rows = tuple[np.ndarray, np.ndarray]  # frames (rows,), and values (seeds, rows)
+Rows = tuple[np.ndarray, np.ndarray]  # frames or steps (rows,), and values (seeds, rows)
 NOT_A_METHOD = ("env_id", "seed", "experiment", "loop")  # the loops draw different runs of one distribution
+
+
+def counts_frames(task: str) -> bool:
+    """Whether figures show frames of the emulator, as the paper's of Atari, or steps of the agent."""
+    return task.startswith("ALE/")
 
 
 @dataclass(frozen=True)
@@ -60,14 +65,15 @@ class Collected:
         return found
 
     def recorded(self, task: str, method: str, name: str) -> Rows | None:
-        """Frames (rows,) and values (seeds, rows) of one column of metrics.csv, where all seeds have numbers."""
+        """Frames or steps (rows,) and values (seeds, rows) of a column of metrics.csv, where all seeds have numbers."""
         tables = [one.metrics for one in self.of(task, method) if name in one.metrics]
         if not tables:
             return None
         shortest = min(len(columns[name]) for columns in tables)
         values = np.array([columns[name][:shortest] for columns in tables])
         known = np.isfinite(values).all(axis=0)
-        return (tables[0]["frame"][:shortest][known], values[:, known]) if known.any() else None
+        x = tables[0]["frame" if counts_frames(task) else "step"][:shortest]
+        return (x[known], values[:, known]) if known.any() else None
 
     def churn(self, task: str, cell: Cell) -> Rows | None:
         """The same of the target churn, divided by that of the panel's target-free agent if each panel has one."""
