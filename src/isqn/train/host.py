@@ -54,9 +54,8 @@ class Functions(NamedTuple):
 
     init: Callable[..., Any]
     observe: Callable[..., Any]
-    watch: Callable[
-        ..., Any
-    ]  # the same outside training: what a stream is normalised by goes on, that of a replay stays
+    # the same outside training: what a stream is normalised by goes on, that of a replay stays
+    watch: Callable[..., Any]
     act: Callable[..., Any]
     update: Callable[..., Any]
     refresh: Callable[..., Any]
