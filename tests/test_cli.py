@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import resource
 import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
@@ -25,7 +26,7 @@ from isqn.experiments.config import Config, flag, others, read_toml
 from isqn.experiments.presets import PRESETS
 from isqn.losses import LOSSES
 from isqn.schemes import SCHEMES
-from isqn.train import checkpoint, record, run
+from isqn.train import checkpoint, progress, record, run
 from isqn.types import UserError
 from test_resume import assert_same, final
 
@@ -448,6 +449,51 @@ def test_a_replay_that_does_not_fit_is_refused_with_the_flag(loop, hint, refused
     assert sentence.startswith("The run needs ")
     assert sentence.endswith(f"; 2.0 GB are free here. {hint}")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_batch_that_does_not_fit_is_refused_with_the_flag(refused, tmp_path):
+    sentence = refused(
+        "train", "--env-id", "isqn/Chain-v0", "--batch-size", "2_000_000_000", "--run-dir", str(tmp_path)
+    )
+    assert sentence.startswith("A batch takes ")
+    assert sentence.endswith("Lower --batch-size.")
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError("no room for 8 bytes"), jax.errors.JaxRuntimeError("INTERNAL: Out of memory, 8 bytes.")]
+)
+def test_an_update_that_does_not_fit_names_the_flags(error, refused, monkeypatch, tmp_path):
+    def fail(*args, **kwargs):
+        raise error
+
+    monkeypatch.setattr(run, "_train_on_host", fail)
+    sentence = refused("train", *SHORT, "--run-dir", str(tmp_path / "run"))
+    assert sentence.startswith("There is not enough memory for an update (")
+    assert sentence.endswith(
+        "8 bytes). Lower --batch-size, --num-bellman-iterations, --width-factor, --hidden-sizes or --num-seeds."
+    )
+
+
+def test_memory_is_what_limits_leave(monkeypatch, tmp_path):
+    """Of all: the machine, `ulimit -v`, and every control group around the process."""
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=9_000))
+    monkeypatch.setattr(progress, "control_groups", list)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    assert progress.free_memory() == 9_000
+    used = SimpleNamespace(memory_info=lambda: SimpleNamespace(vms=3_000))
+    monkeypatch.setattr(psutil, "Process", lambda: used)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (10_000, resource.RLIM_INFINITY))
+    assert progress.free_memory() == 7_000
+    inner = tmp_path / "groups" / "job" / "step"
+    inner.mkdir(parents=True)
+    (tmp_path / "mine").write_text("1:name=x:/other\n0::/job/step\n")
+    groups = progress.control_groups(tmp_path / "groups", tmp_path / "mine")
+    assert groups == [inner, inner.parent, tmp_path / "groups"]
+    for group, most in ((inner, "max"), (inner.parent, "8000")):
+        for name, text in (("max", most), ("current", "5000"), ("stat", "anon 2000\ninactive_file 3000")):
+            (group / f"memory.{name}").write_text(f"{text}\n")
+    monkeypatch.setattr(progress, "control_groups", lambda: groups)
+    assert progress.free_memory() == 6_000  # 8,000 without the 2,000 that are in use
 
 
 def test_an_unexpected_failure_is_one_line(monkeypatch, capsys, tmp_path):

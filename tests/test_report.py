@@ -16,7 +16,7 @@ import pytest
 from isqn.analysis.results import read_score_dict
 from isqn.analysis.stats import Interval
 from isqn.cli import main
-from isqn.experiments.config import Config, to_toml
+from isqn.experiments.config import AGENTS, Config, to_toml
 from isqn.experiments.studies import command, find_study
 from isqn.experiments.study import Cell, Study
 from isqn.experiments.study import to_toml as study_toml
@@ -615,6 +615,13 @@ def test_a_plain_folder_of_runs_is_compared_too(tmp_path):
     assert report.question == "Runs that were trained one by one."
     assert table(report, "Commands").rows == (("isqn train dqn", "5"),)
     assert report.configs["CartPole-v1, TF-DQN, seed 0"] == (root / "free" / "config.toml").read_text()
+
+
+def test_agents_without_a_common_task_are_not_compared(tmp_path):
+    other = Config(agent="sac", **AGENTS["sac"])
+    root = plain(tmp_path / "runs", ("a", small("target-based")), ("b", other.replace(total_timesteps=5_000)))
+    with pytest.raises(UserError, match=r"no task in common \(dqn on CartPole-v1; sac on Pendulum-v1\); report their"):
+        collect(root)
 
 
 def test_settings_in_which_runs_of_a_task_differ_make_methods(tmp_path):

@@ -126,6 +126,12 @@ def test_probes_along_training(tmp_path):
         ("train sac --preset dmc-small --layer-norm", "it needs another --torso than simba."),
         ("train sac --scheme target-based --batch-norm-kind renorm", "it needs --joint-batch-norm yes."),
         ("train dqn --munchausen-weight 0.5", "it needs --loss munchausen."),
+        (
+            "train sac --scheme target-based --k 9",
+            "--num-bellman-iterations has no effect in this run: it needs a --sch",
+        ),
+        ("train sac --scheme target-free --tau 0.1", "it needs another --scheme than target-free."),
+        ("train dqn --target-sync-period 5", "it needs --scheme iterated-target-based and --k above 1."),
         ("cost dmc-hard --task dog-wlk", "did you mean dm_control/dog-walk-v0"),
         ("cost dmc-hard --task dog-walk --game Pong", "give one of them"),
     ],

@@ -635,6 +635,10 @@ OTHER = "give one of them another `name`, or leave it out."
         ),
         ({"settings": {"preset": ["toy"]}}, "study small: settings: preset is ['toy']; it must be a text."),
         ({"settings": {"preset": 0}}, "study small: settings: preset is 0; it must be a text."),
+        (
+            {"settings": {"mellowmax_temperature": 3.0}},
+            "study small: mellowmax_temperature has no effect in any run: it needs --loss mellowmax.",
+        ),
         # tasks
         ({"tasks": ({},)}, "study small: a task has no env_id; `isqn list envs` shows what there is."),
         ({"tasks": ({"env_id": 5},)}, "study small: a task has no env_id; `isqn list envs` shows what there is."),

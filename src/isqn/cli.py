@@ -8,6 +8,7 @@ import itertools
 import json
 import os
 import re
+import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -852,6 +853,7 @@ def main(argv: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Interrupted as stop:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is saved: who asks again need not see how Python ends
         say(f"isqn: {stop}")
         return INTERRUPTED
     except Exception as error:

@@ -247,6 +247,7 @@ def list_environments() -> list[Row]:
     both = ("host", "compiled")
     rows = [Row(env_id, "toy", both) for env_id in toy.PROBLEMS]
     rows += [Row(env_id, "classic", both) for env_id in classic.IDS]
+    rows += [Row(env_id, "classic", ("host",)) for env_id in classic.CONTINUOUS_IDS]
     rows += [Row(env_id, "MinAtar", both) for env_id in minatar.IDS]
     rows += [Row(env_id, "Atari", ("host",)) for env_id in _atari_ids()]
     try:

@@ -15,6 +15,7 @@ import numpy as np
 from isqn.types import Array
 
 IDS = ("CartPole-v1", "Acrobot-v1", "MountainCar-v0")
+CONTINUOUS_IDS = ("Pendulum-v1", "MountainCarContinuous-v0")  # Gymnasium's own, for the host loop
 
 
 class Timed(NamedTuple):

@@ -52,8 +52,10 @@ def _suite() -> Any:
     except Exception as error:
         if isinstance(error, ModuleNotFoundError):
             raise UserError(f'Tasks of dm_control need it: pip install "isqn[dmc]" ({error})') from error
+        chosen = os.environ["MUJOCO_GL"]
         why = version_problem() or f"{type(error).__name__}: {error}"
-        raise UserError(f"dm_control cannot be imported: {why}") from error
+        drawing = "" if chosen == "disable" else f" (MUJOCO_GL is {chosen}; without its library, set it to disable)"
+        raise UserError(f"dm_control cannot be imported: {why}{drawing}") from error
     return suite
 
 

@@ -474,6 +474,18 @@ class Config:
 
 # Settings that matter only together with another one, and which one.
 NEEDS: dict[str, tuple[Callable[[Config], bool], str]] = {
+    "num_bellman_iterations": (
+        lambda config: make_scheme(config.scheme, 2) != make_scheme(config.scheme, 1),
+        "a --scheme of several heads, such as iterated-shared",
+    ),
+    **dict.fromkeys(
+        ("target_update_period", "target_step_size"),
+        (lambda config: config.target_scheme.refreshes, "another --scheme than target-free"),
+    ),
+    "target_sync_period": (
+        lambda config: config.target_scheme.num_copies > 1,
+        "--scheme iterated-target-based and --k above 1",
+    ),
     **dict.fromkeys(
         ("critic_width", "critic_blocks", "policy_width", "policy_blocks"),
         (lambda config: config.torso == "simba", "--torso simba"),

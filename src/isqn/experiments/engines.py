@@ -21,11 +21,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-import psutil
-
 from isqn.experiments import worker
 from isqn.experiments.config import Config, seed_dir
 from isqn.train import record
+from isqn.train.progress import free_memory
 from isqn.types import UserError
 
 RETRIES = 3  # of a job whose process was killed
@@ -79,7 +78,7 @@ class Local:
         self._cores = [cores_of(slot, workers) for slot in range(workers)]
         self._gpus = visible_gpus()
         self._slots: list[LocalHandle | None] = [None] * workers
-        self._memory = 0.9 * psutil.virtual_memory().available
+        self._memory = 0.9 * free_memory()
 
     def start(self, jobs: Sequence[Job]) -> Sequence[tuple[Job, LocalHandle]]:
         started = []

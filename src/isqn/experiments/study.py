@@ -21,8 +21,10 @@ from typing import Any, NamedTuple, get_origin, get_type_hints
 from isqn.experiments.config import (
     AGENTS,
     MOST_INTEGER,
+    NEEDS,
     Config,
     from_mapping,
+    has_effect,
     load_toml,
     nearest,
     nearest_setting,
@@ -179,6 +181,10 @@ class Study:
                         f"{where}: {one.place} on {one.task} has {name} {mine} and {other.place} on {other.task} "
                         f"{theirs}; set their total_timesteps and epoch_steps alike."
                     )
+        tables = (self.settings, *self.methods, *self.tasks, *(task.get(s, {}) for task in self.tasks for s in SCHEMES))
+        for name in dict.fromkeys(name for table in tables for name in table):
+            if not any(has_effect(name, cell.config) for cell in self.cells):
+                raise UserError(f"{where}: {name} has no effect in any run: it needs {NEEDS[name][1]}.")
         for cell in first:
             _require_folder_name(cell.method, f"{where}: the name of a method")
         _require_different([cell.method for cell in first], f"{where}: the methods")

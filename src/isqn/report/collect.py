@@ -159,6 +159,7 @@ def _of_folder(folder: Path) -> tuple[tuple[Cell, ...], tuple[Run, ...]]:
     if not places:
         raise UserError(f"There is no run in {folder}; `isqn train` and `isqn study` make some.")
     configs = {place: read_config(place) for place in places}
+    _require_common_task(folder, list(configs.values()))
     varied = _varied(list(configs.values()))
     cells: dict[tuple[str, str], Cell] = {}
     found: dict[Key, tuple[Path, Run]] = {}
@@ -173,6 +174,16 @@ def _of_folder(folder: Path) -> tuple[tuple[Cell, ...], tuple[Run, ...]]:
         cells.setdefault((one.task, name), Cell(one.task, name, config, in_panel=name))
     ordered = sorted(cells.values(), key=lambda cell: (cell.task, _place_in_the_paper(cell.config)))
     return tuple(ordered), tuple(one for _, one in found.values())
+
+
+def _require_common_task(folder: Path, configs: list[Config]) -> None:
+    """Methods are compared on the same tasks, and agents with other actions have none in common."""
+    tasks: dict[str, set[str]] = {}
+    for config in configs:
+        tasks.setdefault(config.agent, set()).add(config.env_id)
+    if len(tasks) > 1 and not set.intersection(*tasks.values()):
+        played = "; ".join(f"{agent} on {', '.join(sorted(own))}" for agent, own in tasks.items())
+        raise UserError(f"The runs in {folder} have no task in common ({played}); report their folders one by one.")
 
 
 def _varied(configs: list[Config]) -> list[str]:

@@ -5,16 +5,44 @@ If nobody reads it any more, the run goes on.
 
 from __future__ import annotations
 
+import resource
 import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import psutil
 
 
 def memory_mb() -> float:
     return psutil.Process().memory_info().rss / 1e6
+
+
+def free_memory() -> int:
+    """Bytes that this process may still take: free here, and left by `ulimit -v` and by its control group."""
+    free = [psutil.virtual_memory().available]
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit != resource.RLIM_INFINITY:
+        free.append(limit - psutil.Process().memory_info().vms)
+    free += [left for folder in control_groups() if (left := _left_in(folder)) is not None]
+    return max(0, min(free))
+
+
+def control_groups(groups: Path = Path("/sys/fs/cgroup"), mine: Path = Path("/proc/self/cgroup")) -> list[Path]:
+    """Of version 2: that of this process, and those that it is in. Clusters and containers set limits there."""
+    lines = mine.read_text().splitlines() if mine.exists() else []
+    inside = [groups / line.removeprefix("0::/") for line in lines if line.startswith("0::/")]
+    return [folder for own in inside for folder in (own, *own.parents) if folder.is_relative_to(groups)]
+
+
+def _left_in(group: Path) -> int | None:
+    with suppress(OSError, ValueError):  # the limit may be absent, or "max"
+        # of what is counted there, copies of files that nobody is using can be dropped
+        files = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())["inactive_file"]
+        used = int((group / "memory.current").read_text()) - int(files)
+        return int((group / "memory.max").read_text()) - used
+    return None
 
 
 def say(sentence: str) -> None:

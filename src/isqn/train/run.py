@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -11,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import psutil
 
 from isqn import agents
 from isqn.agents.q_learning import Agent
@@ -26,7 +26,7 @@ from isqn.experiments.config import Config, flag, has_effect, nearest_path, othe
 from isqn.experiments.study import import_for
 from isqn.train import checkpoint, compiled, host, record, timing
 from isqn.train.loop import Epoch
-from isqn.train.progress import Progress, count, duration, memory_mb
+from isqn.train.progress import Progress, count, duration, free_memory, memory_mb
 from isqn.types import EnvSpec, UserError, num_bytes
 
 LONG_RUN_STEPS = 100_000  # from here on a run is worth a measured estimate of its time
@@ -72,7 +72,7 @@ def replay_factory(config: Config, spec: EnvSpec, rows: int | None = None) -> Ca
 
 def require_memory(size: int, needs: str, advice: str) -> None:
     """Refuse before allocating, rather than fail hours in."""
-    available = psutil.virtual_memory().available
+    available = free_memory()
     if size > 0.9 * available:
         raise UserError(f"{needs}; {available / 1e9:.1f} GB are free here. {advice}")
 
@@ -124,10 +124,9 @@ def start(config: Config, run_dir: Path | None = None, *, overwrite: bool = Fals
 def require_possible(config: Config, spec: EnvSpec, *, compiled_loop: bool) -> None:
     """Refuse what cannot run before a folder is made, or an old one deleted, for it."""
     size = agent_bytes(config, spec)
-    sizes = ("num_bellman_iterations", "num_atoms", "width_factor", "critic_width", "hidden_sizes", "num_seeds")
-    flags = [flag(name) for name in sizes if name not in others(config.agent) and has_effect(name, config)]
-    needs = f"The network and its optimizer need {size / 1e9:,.1f} GB"
-    require_memory(size, needs, f"Lower {', '.join(flags[:-1])} or {flags[-1]}.")
+    require_memory(size, f"The network and its optimizer need {size / 1e9:,.1f} GB", _lower(config))
+    size = config.num_seeds * num_bytes(spec.batch(config.sampled_batch_size))
+    require_memory(size, f"A batch takes {size / 1e9:,.1f} GB", f"Lower {flag('batch_size')}.")
     memory = replay_memory(config, spec)
     rows = "analysis_samples" if config.streams else "buffer_size"
     can_compress = not (compiled_loop or memory.compressed or "compress_replay" in others(config.agent))
@@ -135,6 +134,13 @@ def require_possible(config: Config, spec: EnvSpec, *, compiled_loop: bool) -> N
     require_memory(memory.total, f"The run needs {memory}", f"Lower {flag(rows)}{instead}.")
     if compiled_loop:
         _require_whole_updates(config)
+
+
+def _lower(config: Config, *first: str) -> str:
+    """Advice on what a network takes its memory for."""
+    sizes = ("num_bellman_iterations", "num_atoms", "width_factor", "critic_width", "hidden_sizes", "num_seeds")
+    flags = [flag(n) for n in (*first, *sizes) if n not in others(config.agent) and has_effect(n, config)]
+    return f"Lower {', '.join(flags[:-1])} or {flags[-1]}."
 
 
 def _require_whole_updates(config: Config) -> None:
@@ -204,7 +210,7 @@ def train(config: Config, folders: list[Path], *, quiet: bool = False, env: Envi
     progress = Progress(config.total_timesteps, enabled=not quiet)
     if not checkpoint.steps(folders[0]) and (folders[0] / "episodes.csv").exists():
         progress.say(f"there is no checkpoint in {folders[0]}: the run begins again at step 0")
-    with stop_on_signals() as should_stop:
+    with stop_on_signals() as should_stop, _memory_named(config):
         if env is None and uses_compiled_loop(config):
             _train_compiled(config, folders, progress, should_stop)
         else:
@@ -323,6 +329,18 @@ def _epoch_line(config: Config, epochs: list[Epoch]) -> str:
     returns = ", ".join(f"{epoch.mean_return:.2f}" for epoch in epochs)
     games = count(sum(len(epoch.returns) for epoch in epochs), "episode")
     return f"epoch {epochs[0].epoch + 1}/{config.num_epochs}: return {returns} ({games}), {memory_mb():,.0f} MB"
+
+
+@contextmanager
+def _memory_named(config: Config) -> Iterator[None]:
+    """What a batch needs on its way through a network is known only when it is asked for."""
+    try:
+        yield
+    except (MemoryError, jax.errors.JaxRuntimeError) as error:
+        why = str(error).partition("\n")[0].rstrip(".")
+        if isinstance(error, jax.errors.JaxRuntimeError) and not re.search("RESOURCE_EXHAUSTED|[Oo]ut of memory", why):
+            raise
+        raise UserError(f"There is not enough memory for an update ({why}). {_lower(config, 'batch_size')}") from error
 
 
 @contextmanager
