@@ -477,6 +477,7 @@ def test_an_update_that_does_not_fit_names_the_flags(error, refused, monkeypatch
 def test_memory_is_what_limits_leave(monkeypatch, tmp_path):
     """Of all: the machine, `ulimit -v`, and every control group around the process."""
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=9_000))
+    find = progress.control_groups
     monkeypatch.setattr(progress, "control_groups", list)
     monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     assert progress.free_memory() == 9_000
@@ -487,7 +488,7 @@ def test_memory_is_what_limits_leave(monkeypatch, tmp_path):
     inner = tmp_path / "groups" / "job" / "step"
     inner.mkdir(parents=True)
     (tmp_path / "mine").write_text("1:name=x:/other\n0::/job/step\n")
-    groups = progress.control_groups(tmp_path / "groups", tmp_path / "mine")
+    groups = find(tmp_path / "groups", tmp_path / "mine")
     assert groups == [inner, inner.parent, tmp_path / "groups"]
     for group, most in ((inner, "max"), (inner.parent, "8000")):
         for name, text in (("max", most), ("current", "5000"), ("stat", "anon 2000\ninactive_file 3000")):
