@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import gzip
 import itertools
 import json
 import os
@@ -29,12 +30,15 @@ import numpy as np
 from isqn import agents
 from isqn.agents import q_learning
 from isqn.compiler import jit
+from isqn.data.convert import convert
+from isqn.data.dataset import About, Dataset, Writer
 from isqn.data.replay import Replay
+from isqn.data.sources import dopamine
 from isqn.envs.adapter import make_environment
 from isqn.envs.native import make_native
 from isqn.experiments.config import Config
 from isqn.experiments.presets import preset_config
-from isqn.train import checkpoint, compiled, host, record, run
+from isqn.train import checkpoint, compiled, host, offline, record, run
 from isqn.train.compiled import make_loop
 from isqn.train.loop import empty_totals, play
 from isqn.types import EnvSpec, Transition, Values
@@ -409,6 +413,89 @@ def checkpoint_share(rounds: int) -> dict[str, Any]:
     return found
 
 
+def offline_waiting(rounds: int) -> dict[str, Any]:
+    """What drawing batches from a dataset adds to the time of updates, which it is to hide behind: over the time of
+    updates that all learn from one batch."""
+    found = {}
+    for preset, rows, updates in (("atari-cql", 3_000, 8), ("minatar-cql", 20_000, 400)):
+        taken = drawn_and_fixed(preset, rows, updates, max(5, rounds // 3))
+        found[f"offline, drawn / fixed batches, {preset} (at most 1.05)"] = ratio(taken["drawn"], taken["fixed"])
+        found[f"offline, updates per second, {preset}, K=9"] = per_second(updates, taken["drawn"])
+    return found
+
+
+def drawn_and_fixed(preset: str, rows: int, updates: int, rounds: int) -> dict[str, np.ndarray]:
+    config = preset_config(preset).replace(num_bellman_iterations=9)
+    env, rng = make_environment(config.env_id), np.random.default_rng(0)
+    with TemporaryDirectory() as folder:
+        writer: Any = Writer(Path(folder), env.spec, About("random play"))
+        for _ in itertools.islice(play(config, env, writer, lambda *_: env.spec.random_action(rng), 0), rows):
+            pass
+        writer.save()
+        dataset = Dataset.open(Path(folder), reward_clip=config.reward_clip)
+        agent = agents.make(config, env.spec)
+        call = host.compile_agent(agent)
+        size = offline.GROUP * config.batch_size
+        batches = offline.Batches(lambda group: offline.split(dataset.sample(size, np.random.default_rng(group))), 0)
+        fixed = next(batches)
+        states: dict[str, Any] = {
+            name: (call.init(0), empty_totals(agent, config, env.spec)) for name in ("drawn", "fixed")
+        }
+
+        def learn(name: str, draw: Callable[[], Any]) -> Any:
+            for _ in range(updates):
+                states[name] = call.update(*states[name], draw())
+            return states[name]
+
+        calls = {"drawn": lambda: learn("drawn", lambda: next(batches)), "fixed": lambda: learn("fixed", lambda: fixed)}
+        taken = interleaved(calls, rounds)
+        batches.close()
+    return taken
+
+
+def conversion(rounds: int) -> dict[str, Any]:
+    """A log of DQN replay, of random play, over unpacking its frames by gunzip."""
+    env, rng, rows = make_environment("ALE/Breakout-v5"), np.random.default_rng(0), 10_000
+    frames, actions, terminals = [], [], []
+    over, episode = True, 0
+    while len(frames) < rows:
+        if over:
+            frame, episode = env.reset(episode), episode + 1
+            frames += [np.zeros((84, 84), np.uint8)] * 3
+            actions, terminals = actions + [0] * 3, terminals + [0] * 3
+        action = int(rng.integers(4))
+        frames.append(frame[..., 0])
+        frame, _, over, _ = env.step(action)
+        actions.append(action)
+        terminals.append(int(over))
+    columns = {
+        "observation": np.stack(frames),
+        "action": np.array(actions, np.int32),
+        "reward": np.zeros(len(frames), np.float32),
+        "terminal": np.array(terminals, np.uint8),
+    }
+    with TemporaryDirectory() as folder:
+        source = Path(folder) / "Breakout"
+        source.mkdir()
+        for name, column in columns.items():
+            with gzip.open(source / f"$store$_{name}_ckpt.0.gz", "wb") as file:
+                np.save(file, column)
+        packed = source / "$store$_observation_ckpt.0.gz"
+
+        def unpack() -> None:
+            subprocess.run(["gunzip", "-c", str(packed)], stdout=subprocess.DEVNULL, check=True)
+
+        def whole() -> None:
+            with TemporaryDirectory() as out:
+                convert(dopamine(source, env.spec), env.spec, Path(out) / "dataset")
+
+        taken = interleaved({"convert": whole, "gunzip": unpack}, rounds)
+    return {
+        "conversion of DQN replay / gunzip of its frames (at most 1)": ratio(taken["convert"], taken["gunzip"]),
+        "conversion, rows per second": per_second(len(frames), taken["convert"]),
+    }
+
+
 SUITES = {
     "update": update_ratios,
     "layer-norm": layer_norm_ratios,
@@ -419,6 +506,8 @@ SUITES = {
     "stream": stream_ratios,
     "stream-minatar": stream_minatar,
     "checkpoint": checkpoint_share,
+    "offline": offline_waiting,
+    "conversion": conversion,
 }
 
 

@@ -24,7 +24,8 @@ import numpy as np
 import psutil
 import zstandard
 
-from isqn.data.replay import BLOCK_ROWS, ZSTD_LEVEL, Replay, memory_needed
+from isqn.data.frames import BLOCK_ROWS, ZSTD_LEVEL
+from isqn.data.replay import Replay, memory_needed
 from isqn.envs.adapter import make_environment
 from isqn.envs.scores import ATARI_15
 from isqn.keys import episode_seed

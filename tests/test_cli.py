@@ -163,12 +163,13 @@ def test_the_first_run_learns_the_known_values(tmp_path, monkeypatch, capsys):
         (
             ["??"],
             2,
-            "`isqn ??` is not known; choose one of train, resume, study, report, eval, probe, cost, list, doctor.",
+            "`isqn ??` is not known; choose one of train, resume, study, report, eval, data, probe, cost, list, "
+            "doctor.",
         ),
         (
-            ["train", "cql"],
+            ["train", "mellowmax"],
             2,
-            "`isqn train cql` is not known; that loss is trained by `isqn train dqn --loss cql`.",
+            "`isqn train mellowmax` is not known; that loss is trained by `isqn train dqn --loss mellowmax`.",
         ),
         (["train", "--envid", "x"], 2, "`isqn train dqn` has no flag --envid; did you mean --env-id?"),
         (["train", "dqn", "--gama=0.9"], 2, "`isqn train dqn` has no flag --gama; did you mean --gamma?"),

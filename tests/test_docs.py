@@ -83,6 +83,8 @@ def test_every_command_can_be_read(line, monkeypatch, tmp_path):
         "report.write.write",
     ):
         monkeypatch.setattr(f"isqn.{work}", stop)
+    for work in ("data.dataset.read_index", "data.dataset.Dataset.open", "train.source.find_source"):
+        monkeypatch.setattr(f"isqn.{work}", stop)
     for work in ("run.resume", "run.read_config", "run.specification", "probe.probe_run", "doctor.examine"):
         monkeypatch.setattr(f"isqn.train.{work}", stop)
     with ExitStack() as stack:
@@ -95,7 +97,13 @@ def test_every_command_can_be_read(line, monkeypatch, tmp_path):
         command, *rest = words
         if command in ("resume", "eval", "probe") and not any(not word.startswith("-") for word in rest):
             rest.append("RUN_DIR")  # the text speaks of a flag alone
-        if command == "list" or {"--show", "--show-diff"} & set(rest):
+        if command == "data" and rest:  # so does it of these, and of folders that are not there
+            if not any(not word.startswith("-") for word in rest[1:]):
+                rest.insert(1, ".")
+            if "-o" not in rest and rest[0] != "inspect":
+                rest += ["-o", "OUT"]
+            Path(rest[1]).mkdir(parents=True, exist_ok=True)
+        if command == "list" or {"--show", "--show-diff"} & set(rest) or (command == "data" and not rest):
             assert cli.COMMANDS[command](rest) == 0
         elif "--help" in rest:
             with pytest.raises(SystemExit, match="0"):
@@ -144,14 +152,15 @@ def test_columns_of_metrics():
     normal, analysis = header(), header(analysis=True)
     continuous = replace(SMALL, action_low=(-1.0,) * 4, action_high=(1.0,) * 4)
     control, probed = header("sac", continuous), header("sac", continuous, analysis=True)
-    assert FENCED.findall(text) == [",".join(columns) + "\n" for columns in (normal, analysis, control)]
+    offline = [*header("cql"), "waiting_share"]
+    assert FENCED.findall(text) == [",".join(columns) + "\n" for columns in (normal, analysis, control, offline)]
     assert set(header(analysis=True, scheme="target-free")) == set(analysis) - {"head_cosine"}
     added = ["effective_rank", "dormant_share", "head_cosine", "batch_norm_deviation"]
     assert [name for name in probed if name not in control] == added
     assert "batch_norm_deviation" in header(analysis=True, batch_norm=True)
     meta = set(header(meta_gradient="adam", num_bellman_iterations=2)) - set(normal)
     assert meta == {"pair_weight_1", "pair_weight_2"}
-    assert sorted(names(text)) == sorted({*normal, *analysis, *probed, "pair_weight_k"})
+    assert sorted(names(text)) == sorted({*normal, *analysis, *probed, *offline, "pair_weight_k"})
 
 
 def test_fields_of_the_summary(tmp_path):

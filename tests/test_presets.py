@@ -16,6 +16,7 @@ import pytest
 
 from isqn.agents.q_learning import make_optimizer
 from isqn.data.replay import Replay
+from isqn.data.sources import CHECKPOINT_STEPS
 from isqn.envs.adapter import make_environment
 from isqn.envs.atari import MACHADO2018, find_protocol
 from isqn.experiments.config import AGENTS, Config, others
@@ -30,7 +31,8 @@ with_the_paper = pytest.mark.skipif(not PAPER.exists(), reason="the paper is not
 
 ATARI = EnvSpec("ALE/Asterix-v5", "machado2018-v1", (84, 84, 1), "uint8", 9, frame_stack=4, frames_per_step=4)
 ONLINE = ("atari-cnn-ln", "atari-cnn", "atari-batchnorm", "atari-impala-ln")
-LATER = ("atari-cql", "wordle")
+LATER = ("wordle",)
+OFFLINE = ("atari-cql", "minatar-cql", "classic-cql", "toy-cql")
 CONTROL = ("dmc-hard", "dmc-small", "continuous")
 PAPER_SCHEMES = ("target-based", "target-free", "iterated-shared")
 CONTROLLED = EnvSpec("small", "test", (3,), "float32", 2, action_low=(-1, -1), action_high=(1, 1), action_box=(2,))
@@ -47,7 +49,7 @@ DQN = (
 )
 NUMBERS = dict.fromkeys(ONLINE, DQN) | {
     "atari-cql": TABLE_1
-    | {"epoch_updates": 62_500, "target_update_period_updates": 2_000, "dataset_size": 5_000_000}
+    | {"epoch_updates": 62_500, "target_update_period": 2_000, "num_updates": 50 * 62_500}
     | {"learning_rate": 5e-5, "adam_epsilon": 3.125e-4, "conservative_weight": 0.1},
     "dmc-hard": {"discount": 0.99, "max_episode_steps": 1_000, "protocol": "action-repeat-2", "batch_size": 256}
     | {"critic_width": 512, "total_timesteps": 500_000, "target_step_size": 5e-3, "learning_starts": 5_000}
@@ -79,10 +81,10 @@ def test_the_online_atari_presets_differ_in_the_network_only(name):
 
 def test_offline_periods_are_those_of_dqn_in_gradient_steps():
     online, offline = PRESETS["atari-impala-ln"].fields, PRESETS["atari-cql"].fields
-    assert not {"epoch_steps", "target_update_period", "update_period"} & offline.keys()
+    assert not {"epoch_steps", "total_timesteps", "update_period"} & offline.keys()
     assert offline["epoch_updates"] * online["update_period"] == online["epoch_steps"]
-    assert offline["target_update_period_updates"] * online["update_period"] == online["target_update_period"]
-    assert offline["total_updates"] == 50 * offline["epoch_updates"]
+    assert offline["target_update_period"] * online["update_period"] == online["target_update_period"]
+    assert offline["num_updates"] == 50 * offline["epoch_updates"]
 
 
 def test_units_of_what_the_paper_leaves_open():
@@ -110,11 +112,12 @@ def test_the_smoke_preset_is_the_papers_main_setting_cut_short():
 
 
 def test_presets_belong_to_agents():
-    assert tuple(AGENTS) == ("dqn", "stream-q", "sac")
-    assert {name: PRESETS[name].agent for name in LATER} == {"atari-cql": "cql", "wordle": "ilql"}
-    assert set(presets_of("dqn")) == PRESETS.keys() - {*LATER, *STREAMS, *CONTROL}
+    assert tuple(AGENTS) == ("dqn", "stream-q", "sac", "cql")
+    assert {name: PRESETS[name].agent for name in LATER} == {"wordle": "ilql"}
+    assert set(presets_of("dqn")) == PRESETS.keys() - {*LATER, *STREAMS, *CONTROL, *OFFLINE}
     assert presets_of("sac") == CONTROL
     assert presets_of("stream-q") == STREAMS
+    assert presets_of("cql") == OFFLINE
     assert presets_of("ilql") == ("wordle",)
     assert presets_of("ppo") == ()
 
@@ -386,6 +389,11 @@ def first_in_first_out(cell: str, preset: str) -> None:
     assert replay.gather(replay.valid_starts()).action.tolist() == [3, 4]  # two of the last three rows are followed
 
 
+def dataset_size(cell: str, preset: str) -> None:
+    """A tenth of each of the 50 checkpoints, which `isqn data convert` takes."""
+    assert number(cell) == 50 * CHECKPOINT_STEPS // 10
+
+
 # -- the tables --------------------------------------------------------------------------------------------------------
 
 # (table, section) -> the presets that it is about, and what each of its rows is: fields with how to read them, or code.
@@ -407,8 +415,8 @@ TABLES: dict[tuple[str, str], tuple[tuple[str, ...], dict[str, Any]]] = {
         ("atari-cql",),
         {
             "Number of gradient steps per epoch": {"epoch_updates": number},
-            "Target update period T": {"target_update_period_updates": number},
-            "Dataset size": {"dataset_size": number},
+            "Target update period T": {"target_update_period": number},
+            "Dataset size": dataset_size,
             "Learning rate": {"learning_rate": number},
             "Adam epsilon": {"adam_epsilon": number},
             "CQL weight alpha": {"conservative_weight": number},
@@ -581,7 +589,8 @@ def test_presets_say_what_is_said_in_passing():
     share = r"access to (\d+)% of the dataset collected by .{,60} with a budget of (\d+) million frames"
     ((percent, frames),) = re.findall(share, text)
     steps = int(frames) * 10**6 // MACHADO2018.action_repeat
-    assert PRESETS["atari-cql"].fields["dataset_size"] == steps * int(percent) // 100
+    assert steps == 50 * CHECKPOINT_STEPS
+    assert int(percent) == 10  # of each checkpoint, by `isqn data convert --fraction 0.1`
     (stacks,) = re.findall(r"three stacked layers of size (\d+), (\d+), and (\d+) with a last linear layer", text)
     kernels, units = layers("atari-impala-ln")
     assert sorted({kernel[3] for kernel in kernels}) == sorted({int(size) for size in stacks})

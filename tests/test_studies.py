@@ -30,7 +30,7 @@ from isqn.types import UserError
 PAPER = Path(__file__).parents[2] / "shared" / "paper" / "is-qn.tex"
 with_the_paper = pytest.mark.skipif(not PAPER.exists(), reason="the paper is not here")
 
-LATER = {"offline": "cql", "language": "ilql"}
+LATER = {"language": "ilql"}
 RUNNABLE = [name for name in QUESTIONS if name not in LATER]
 
 asked = cache(find_study)
@@ -108,7 +108,10 @@ def test_the_length_in_frames(name):
     appendix_d = ("mellowmax", "ablation-period", "ablation-heads", "meta", "mixed-precision")
     frames = 40_000_000 if name in appendix_d else 100_000_000
     steps = 500_000 if name == "continuous" else frames // 4
-    assert values(paper(name), "total_timesteps") == {steps}
+    if name == "offline":
+        assert values(paper(name), "num_updates") == {50 * 62_500}
+    else:
+        assert values(paper(name), "total_timesteps") == {steps}
 
 
 @pytest.mark.parametrize("name", RUNNABLE)
@@ -123,9 +126,10 @@ def test_the_paper_changes_nothing_else(name):
         "online-batchnorm": {"batch_norm"},
         "analysis": {"analysis"},
         "continuous": {"analysis", "joint_batch_norm"},
+        "offline": {"analysis", "dataset"},
     }.get(name, set())
     presets = {"online-plain": "atari-cnn", "online-batchnorm": "atari-cnn", "online-impala": "atari-impala-ln"}
-    presets |= {"streaming": "atari-stream", "continuous": "dmc-hard"}
+    presets |= {"streaming": "atari-stream", "continuous": "dmc-hard", "offline": "atari-cql"}
     expected = preset_config(presets.get(name, "atari-cnn-ln")).kept()
     for cell in paper(name).cells:
         own = {"scheme", "num_bellman_iterations", "env_id", "experiment", *asked}
@@ -139,7 +143,7 @@ def test_the_values_of_k():
     ks = {name: {c.config.num_bellman_iterations for c in paper(name).cells if "iS" in c.method} for name in RUNNABLE}
     assert ks == {
         **{name: {1, 3, 9, 49} for name in ("online-ln", "online-plain", "online-impala", "training-time")},
-        **{name: {1, 9} for name in ("continuous", "mellowmax", "meta", "mixed-precision", "analysis")},
+        **{name: {1, 9} for name in ("offline", "continuous", "mellowmax", "meta", "mixed-precision", "analysis")},
         "ablation-heads": {1, 3, 9, 29, 49},
         "ablation-period": {9},
         "online-batchnorm": set(),
@@ -168,7 +172,7 @@ def test_the_games():
     assert games["ablation-period"] == {"Tutankham"}
     assert games["ablation-heads"] == {"CrazyClimber", "Tutankham"}
     assert games["training-time"] == {"Asterix"}
-    assert all(games[name] <= SCORES.keys() for name in (*RUNNABLE, "offline") if name != "continuous")
+    assert all(games[name] <= SCORES.keys() for name in RUNNABLE if name != "continuous")
     assert {task["env_id"].split("-")[0] for task in paper("continuous").tasks} == {
         "dm_control/dog",
         "dm_control/humanoid",
@@ -439,7 +443,8 @@ def test_only_some_tasks_and_other_seeds():
     assert some.seeds == (7,)
     assert set(some.cells) == {c for c in study.cells if c.task in ("ALE/Pong-v5", "ALE/Asterix-v5")}
     assert study.only(seeds=(7,)).tasks == study.tasks
-    assert paper("offline").only(("ALE/Pong-v5",)).tasks == ({"env_id": "ALE/Pong-v5"},)
+    some = paper("offline").only(("ALE/Pong-v5",))
+    assert some.tasks == ({"env_id": "ALE/Pong-v5", "dataset": "data/Pong/{seed}"},)
 
 
 # -- files -------------------------------------------------------------------------------------------------------------
@@ -500,7 +505,7 @@ layer_norm = true
 
 
 def test_settings_of_later_agents_are_kept_as_they_are(tmp_path):
-    study = small(agent="cql", settings={"data set": "a", "données": [1, 2.5]}, methods=({"rates": [[1], []]},))
+    study = small(agent="ilql", settings={"data set": "a", "données": [1, 2.5]}, methods=({"rates": [[1], []]},))
     assert read_study(write(tmp_path / "mine.toml", to_toml(study))) == study
 
 
@@ -533,7 +538,7 @@ OTHER = "give one of them another `name`, or leave it out."
         ({"seeds": ()}, "study small: seeds is empty; give at least one."),
         ({"tasks": ()}, "study small: tasks is empty; give at least one."),
         ({"methods": ()}, "study small: methods is empty; give at least one."),
-        ({"agent": "cql", "methods": ()}, "study small: methods is empty; give at least one."),
+        ({"agent": "ilql", "methods": ()}, "study small: methods is empty; give at least one."),
         ({"seeds": (3, 1, 3)}, f"study small: seeds is [3, 1, 3]; {SEEDS}"),
         ({"seeds": (-1,)}, f"study small: seeds is [-1]; {SEEDS}"),
         ({"seeds": (2**31,)}, f"study small: seeds is [2147483648]; {SEEDS}"),
@@ -541,7 +546,7 @@ OTHER = "give one of them another `name`, or leave it out."
         ({"seeds": (0.0,)}, f"study small: seeds is [0.0]; {SEEDS}"),
         ({"seeds": ("0",)}, f"study small: seeds is ['0']; {SEEDS}"),
         ({"seeds": ([0],)}, f"study small: seeds is [[0]]; {SEEDS}"),
-        ({"agent": "cql", "seeds": ([0],)}, f"study small: seeds is [[0]]; {SEEDS}"),
+        ({"agent": "ilql", "seeds": ([0],)}, f"study small: seeds is [[0]]; {SEEDS}"),
         # names of settings
         (
             {"settings": {"learning_rat": 1}},
@@ -590,7 +595,7 @@ OTHER = "give one of them another `name`, or leave it out."
         ({"settings": {"learning_rate": math.nan}}, f"study small: settings: learning_rate is nan; {VALUE}"),
         ({"settings": {"discount": 2**63}}, f"study small: settings: discount is 9223372036854775808; {VALUE}"),
         (
-            {"agent": "cql", "settings": {"since": datetime.date(2026, 1, 2)}},
+            {"agent": "ilql", "settings": {"since": datetime.date(2026, 1, 2)}},
             f"study small: settings: since is datetime.date(2026, 1, 2); {VALUE}",
         ),
         (
@@ -643,7 +648,7 @@ OTHER = "give one of them another `name`, or leave it out."
         ({"tasks": ({},)}, "study small: a task has no env_id; `isqn list envs` shows what there is."),
         ({"tasks": ({"env_id": 5},)}, "study small: a task has no env_id; `isqn list envs` shows what there is."),
         (
-            {"agent": "cql", "tasks": ({},)},
+            {"agent": "ilql", "tasks": ({},)},
             "study small: a task has no env_id; `isqn list envs` shows what there is.",
         ),
         ({"tasks": ({"env_id": ""},)}, f"study small, : env_id is ''; {FOLDER}"),
@@ -668,7 +673,7 @@ OTHER = "give one of them another `name`, or leave it out."
             "study small, CartPole-v1: reference_score is inf; it must be a number.",
         ),
         (
-            {"agent": "cql", "tasks": ({**CARTPOLE, "random_score": [1]},)},
+            {"agent": "ilql", "tasks": ({**CARTPOLE, "random_score": [1]},)},
             "study small, CartPole-v1: random_score is [1]; it must be a number.",
         ),
         (
@@ -923,7 +928,7 @@ MISSING = "`isqn study online-plain --show` is an example of a study."
         (
             {"xyz": 0},
             "'xyz' is not a field of a study; choose one of name, question, baseline, seeds, tasks, methods, settings, "
-            "scale, paper, along, panels, flops, agent, imports.",
+            "scale, paper, along, panels, flops, agent, datasets, imports.",
         ),
         ({"seeds": 5}, "seeds is 5; it must be a list."),
         ({"seeds": [-1]}, f"study small: seeds is [-1]; {SEEDS}"),

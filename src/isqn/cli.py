@@ -27,6 +27,7 @@ from isqn.experiments.config import (
     Config,
     begin,
     nearest,
+    nearest_path,
     others,
     read_toml,
     require_effect,
@@ -45,7 +46,7 @@ WELCOME = f"""\
 isqn {__version__}: deep value-based reinforcement learning without the second network.
   isqn train dqn --env-id isqn/Chain-v0     a problem with known values, in seconds
   isqn study online-plain --dry-run         a figure of the paper, at a size for this machine
-  isqn COMMAND --help                       train, resume, study, report, eval, probe, cost, list, doctor; --debug
+  isqn COMMAND --help                       train, resume, study, report, eval, data, probe, cost, list, doctor; --debug
 The method in ten minutes: src/isqn/schemes.py and src/isqn/losses.py."""
 
 
@@ -58,8 +59,8 @@ class Train:
     """Train a run, or several seeds of it in one program.
 
     `isqn train dqn` learns with a replay, `isqn train stream-q` without one, `isqn train sac`
-    where actions are continuous. Defaults are those of the preset; with --env-id ID, --help shows
-    those of an environment.
+    where actions are continuous, `isqn train cql` from a dataset. Defaults are those of the
+    preset; with --env-id ID, --help shows those of an environment.
     """
 
     config: tyro.conf.OmitArgPrefixes[Config] = field(default_factory=Config)
@@ -166,12 +167,18 @@ def _base_config(argv: list[str], agent: str | None) -> tuple[Config, str]:
         if agent not in (None, config.agent):
             raise UsageError(f"{file} is of `isqn train {config.agent}`, not of `isqn train {agent}`.")
         return config, file
+    dataset = _peek(argv, "--dataset") if agent == "cql" else None
+    recorded = {}  # what a dataset says of the environment; what is given beside it must be the same
+    if dataset:
+        from isqn.data.dataset import read_index, spec_of
+
+        spec = spec_of(read_index(Path(dataset)))
+        recorded = {"env_id": spec.id, "dataset": dataset}
     if preset and preset != "auto":
-        return preset_config(preset, agent), f"preset {preset}"
-    env_id = env_id or begin(agent or "dqn").env_id
-    name = preset_for(env_id, agent or "dqn")
-    config = preset_config(name).replace(env_id=env_id)
-    return config, f"preset {name}, chosen by the environment"
+        return preset_config(preset, agent).replace(**recorded), f"preset {preset}"
+    fields = {"env_id": env_id or begin(agent or "dqn").env_id} | recorded
+    name = preset_for(fields["env_id"], agent or "dqn")
+    return preset_config(name).replace(**fields), f"preset {name}, chosen by the environment"
 
 
 def _peek(argv: list[str], name: str) -> str | None:
@@ -230,8 +237,7 @@ def evaluate(argv: list[str]) -> int:
     args = _parse(Eval, argv, "isqn eval")
     if args.episodes < 1:
         raise UserError(f"--episodes is {args.episodes}; it must be at least 1.")
-    if args.epsilon is not None and not 0 <= args.epsilon <= 1:
-        raise UserError(f"--epsilon is {args.epsilon}; it must be between 0 and 1.")
+    _require_share("--epsilon", args.epsilon)
     _require_seed(args.seed)
     import numpy as np
 
@@ -283,6 +289,205 @@ def evaluate(argv: list[str]) -> int:
     if video:
         print(video)
     return 0
+
+
+@dataclass(frozen=True)
+class Collect:
+    """Let a trained agent play, and keep what it does as a dataset."""
+
+    run_dir: tyro.conf.Positional[Path]
+    """The folder of a run."""
+    out: Annotated[Path, tyro.conf.arg(aliases=["-o"])]
+    """The dataset's folder. The same command goes on with one that was stopped."""
+    steps: int = 100_000
+    """Agent steps, to the end of the last game."""
+    seed: int = 100
+    """Of the games and of the agent's draws."""
+    epsilon: float | None = None
+    """Share of random actions; by default 0.001, and 0 where a policy acts."""
+    acting_rule: Literal["auto", "uniform", "episode", "mean", "last", "sample"] = "auto"
+    """The head that acts, or how a policy does. auto: as in training."""
+    which: Literal["last", "best"] = "last"
+    """The newest checkpoint, or that of the best epoch."""
+    quiet: bool = False
+    """Print nothing but errors."""
+
+
+def collect(argv: list[str]) -> int:
+    args = _parse(Collect, argv, "isqn data collect")
+    if args.steps < 1:
+        raise UserError(f"--steps is {args.steps}; it must be at least 1.")
+    _require_share("--epsilon", args.epsilon)
+    _require_seed(args.seed)
+    from isqn.data.dataset import About
+    from isqn.envs.adapter import make_environment
+    from isqn.train import run
+    from isqn.train.collect import collect as play
+    from isqn.train.evaluate import load_agent_state
+    from isqn.train.progress import Progress
+
+    config = run.read_config(args.run_dir)
+    if args.acting_rule != "auto":
+        config = config.replace(acting_rule=args.acting_rule)
+    epsilon = config.evaluation_epsilon if args.epsilon is None else args.epsilon
+    env = make_environment(config.env_id, protocol=config.protocol)
+    agent = run.make_agent(config, env.spec)
+    state, step = load_agent_state(args.run_dir, agent, args.which)
+    progress = Progress(args.steps, enabled=not args.quiet)
+    with redirect_stdout(sys.stderr), run.stop_on_signals() as should_stop:
+        play(
+            agent,
+            state,
+            env,
+            args.out,
+            About(f"{config.label} at step {step:,}, epsilon {epsilon:g}, {config.acting_rule}", seed=args.seed),
+            steps=args.steps,
+            seed=args.seed,
+            epsilon=epsilon,
+            max_episode_steps=config.max_episode_steps,
+            should_stop=should_stop,
+            report=lambda step, total: progress.show(step, total, None),
+        )
+    return _inspected(args.out, args.quiet)
+
+
+@dataclass(frozen=True)
+class Convert:
+    """Make a dataset of files that others have made, or of a part of another dataset."""
+
+    source: tyro.conf.Positional[Path]
+    """A folder: of this package, DQN replay (Dopamine or d4rl-atari), RL Unplugged, or Minari."""
+    out: Annotated[Path, tyro.conf.arg(aliases=["-o"])]
+    """The dataset's folder. The same command goes on with one that was stopped."""
+    to: Literal["isqn", "minari"] = "isqn"
+    """minari: from a dataset of this package."""
+    env_id: str | None = None
+    """What was played. By default what the source says, or the name of a game in its path."""
+    run: int = 1
+    """Of RL Unplugged: files of this run."""
+    subset: Literal["all", "first", "random-episodes"] = "all"
+    """first: the first transitions of each checkpoint, as the paper's 10 %; random-episodes: some of its episodes."""
+    fraction: float = 1.0
+    """How much of each checkpoint."""
+    checkpoints: int = 50
+    """Of a dataset of this package: the parts that `first` takes the first transitions of."""
+    seed: int = 0
+    """Of a random subset."""
+    quiet: bool = False
+    """Print nothing but errors."""
+
+
+def convert(argv: list[str]) -> int:
+    args = _parse(Convert, argv, "isqn data convert")
+    _require_share("--fraction", args.fraction)
+    if args.fraction == 0 or (args.subset == "all") != (args.fraction == 1):
+        raise UserError(
+            f"--subset is {args.subset} and --fraction {args.fraction:g}; all is 1, and first and random-episodes are "
+            "between 0 and 1."
+        )
+    if args.checkpoints < 1:
+        raise UserError(f"--checkpoints is {args.checkpoints}; it must be at least 1.")
+    _require_seed(args.seed)
+    if not args.source.is_dir():
+        raise UserError(f"{args.source} is not a folder{nearest_path(args.source) or '; give that of a dataset.'}")
+    from isqn.data.convert import convert as write
+    from isqn.data.convert import to_minari
+    from isqn.train.progress import Progress
+    from isqn.train.source import find_source
+
+    source, spec = find_source(args.source, args.env_id, args.run, args.checkpoints if args.subset == "first" else 1)
+    if args.to == "minari":
+        to_minari(args.source, args.out)
+        print(args.out)
+        return 0
+    total = sum(part.size for part in source.parts)
+    progress = Progress(round(total * args.fraction), enabled=not args.quiet)
+    write(
+        source,
+        spec,
+        args.out,
+        subset=args.subset,
+        fraction=args.fraction,
+        seed=args.seed,
+        report=lambda part, rows, done: progress.show(rows, None, None),
+    )
+    return _inspected(args.out, args.quiet)
+
+
+@dataclass(frozen=True)
+class Inspect:
+    """What is in a dataset, and what looks wrong."""
+
+    folder: tyro.conf.Positional[Path]
+    """Of a dataset."""
+    verify: bool = False
+    """Read every file, and compare its checksum."""
+    strip: Path | None = None
+    """Write some frames of the longest episode there, as PNG."""
+    json: bool = False
+    """Print one JSON object."""
+
+
+def inspect_dataset(argv: list[str]) -> int:
+    args = _parse(Inspect, argv, "isqn data inspect")
+    from isqn.data.dataset import Dataset
+    from isqn.data.inspect import examine, remarks, strip
+
+    dataset = Dataset.open(args.folder)
+    found = examine(dataset)
+    found["problems"] = [*remarks(dataset, found), *(dataset.problems() if args.verify else ())]
+    if args.strip:
+        strip(dataset, args.strip)
+    if args.json:
+        print(json.dumps(found))
+    else:
+        print(*_described(found), sep="\n")
+    return 0
+
+
+def _inspected(folder: Path, quiet: bool) -> int:
+    if not quiet:
+        from isqn.data.dataset import Dataset
+        from isqn.data.inspect import examine
+
+        for line in _described(examine(Dataset.open(folder))):
+            say(line)
+    print(folder)
+    return 0
+
+
+def _described(found: dict[str, Any]) -> Iterator[str]:
+    how = f", {found['subset']} {found['fraction']:.3g} of {_number(found['num_checkpoints'], 'part', 'parts')}"
+    part = "" if found["subset"] == "all" else how
+    source = f", from {found['source']}" if found["source"] else ""
+    yield f"{found['env_id']} ({found['protocol']}), played by {found['policy']}{source}{part}"
+    yield f"{found['transitions']:,} transitions, {_number(found['episodes'], 'episode', 'episodes')}, " + (
+        f"{found['terminated']:,} of them to a terminal state"
+    )
+    yield f"{found['bytes'] / 1e6:,.1f} MB, {found['bytes_per_transition']:.1f} bytes a transition"
+    for name in ("returns", "lengths"):
+        spread = found[name]
+        middle = f"middle half {spread['quarter']:.6g} to {spread['three_quarters']:.6g}"
+        yield f"{name}: mean {spread['mean']:.6g}, {middle}, from {spread['least']:.6g} to {spread['most']:.6g}"
+    if "actions" in found:
+        yield "actions: " + "  ".join(f"{number}: {share:.1%}" for number, share in enumerate(found["actions"]))
+    for problem in found.get("problems", ()):
+        yield f"note: {problem}"
+
+
+DATA: dict[str, Callable[[list[str]], int]] = {"collect": collect, "convert": convert, "inspect": inspect_dataset}
+
+
+def data(argv: list[str]) -> int:
+    """Datasets: made by an agent, made of others, looked at."""
+    if not argv or argv[0] in ("-h", "--help"):
+        print("isqn data collect|convert|inspect: datasets to learn from offline.")
+        for name, kind in (("collect", Collect), ("convert", Convert), ("inspect", Inspect)):
+            print(f"  isqn data {name:8s} {inspect.getdoc(kind)}")
+        return 0
+    if argv[0] not in DATA:
+        raise UsageError(f"`isqn data {argv[0]}` is not known; {nearest(argv[0], DATA)}")
+    return DATA[argv[0]](argv[1:])
 
 
 @dataclass(frozen=True)
@@ -685,6 +890,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "study": study,
     "report": report,
     "eval": evaluate,
+    "data": data,
     "probe": probe,
     "cost": cost,
     "list": list_things,
@@ -770,6 +976,7 @@ def _sentence(box: str, prog: str) -> str:
     words = " ".join(line for line in lines if line.strip("╰─╯+-"))
     said = re.split(r" (?:Argument helptext|For full helptext)", words)[0]
     said = re.sub(r"^Missing from .*?: [A-Z]+ (.*) \(required\)$", rf"`{prog}` needs an argument: \1", said)
+    said = re.sub(r"^Missing from .*?: (?:-\w \S+, )?(--[\w-]+) .*$", rf"`{prog}` needs \1", said)
     return f"{said.rstrip('.')}."
 
 
@@ -799,6 +1006,11 @@ def _options(kind: Any) -> dict[str, Any]:
 def _require_choice(what: str, value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
         raise UsageError(f"{what} is {value!r}; {nearest(value, choices)}")
+
+
+def _require_share(name: str, share: float | None) -> None:
+    if share is not None and not 0 <= share <= 1:
+        raise UserError(f"{name} is {share}; it must be between 0 and 1.")
 
 
 def _require_seed(seed: int) -> None:

@@ -64,6 +64,11 @@ def cql(online: Values, target: Values, transition: Transition, *, conservative_
     return dqn(online, target, transition) + conservative_weight * spread
 
 
+def cloning(online: Values, target: Values, transition: Transition) -> Array:
+    """Pomerleau 1991: values are logits, and the action that was taken is to be the likely one. There is no target."""
+    return -jax.nn.log_softmax(online.now)[transition.action]
+
+
 def expected(online: Values, target: Values, transition: Transition) -> Array:
     """Haarnoja et al. 2018, eq. 5: of one action, by the square. The bonus for entropy is in the reward."""
     return jnp.square(transition.reward + transition.discount * target.next[0] - online.now[0])
@@ -103,6 +108,7 @@ LOSSES: dict[str, tuple[str, Callable[..., Array]]] = {
     "mellowmax": ("Mellow", mellowmax_dqn),
     "munchausen": ("M-DQN", munchausen_dqn),
     "cql": ("CQL", cql),
+    "cloning": ("BC", cloning),
 }
 
 

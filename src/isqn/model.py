@@ -92,6 +92,7 @@ class Model:
         self, total_timesteps: int | None = None, *, run_dir: str | Path | None = None, quiet: bool = True
     ) -> Model:
         """Train for so many more steps, in whole epochs. The run folder is `run_dir`, or a temporary one."""
+        self._require_offline(False, "learn")
         more = self.config.total_timesteps if total_timesteps is None else total_timesteps
         if not isinstance(more, int | np.integer) or more < 1:
             raise UserError(f"total_timesteps is {more!r}; it must be a whole number of at least 1.")
@@ -118,6 +119,39 @@ class Model:
             run.train(config, [folder], quiet=quiet, env=self._env)
         self.state, self.num_timesteps = load_agent_state(folder, self._agent)
         return self
+
+    def fit(
+        self,
+        dataset: str | Path,
+        num_updates: int | None = None,
+        *,
+        run_dir: str | Path | None = None,
+        quiet: bool = True,
+    ) -> Model:
+        """Learn from a dataset alone, of a model of "cql": so many updates, with evaluations as the settings say."""
+        self._require_offline(True, "fit")
+        if self._run_dir is not None:
+            raise UserError("A model is fitted once; make another one to fit again.")
+        config = self.config.replace(dataset=str(dataset))
+        if num_updates is not None:
+            config = from_mapping(
+                {"num_updates": num_updates, "epoch_updates": min(num_updates, config.epoch_updates)}, "fit", config
+            )
+        spec = run.specification(config)
+        _require_same_shapes(spec, self.spec)
+        run.require_possible(config, spec, compiled_loop=False)
+        folder = Path(run_dir) if run_dir is not None else self._temporary()
+        with record.hold([folder]):
+            record.create_run(folder, config)
+            self.config, self._run_dir = config, folder
+            run.train(config, [folder], quiet=quiet, env=self._env)
+        self.state, self.num_timesteps = load_agent_state(folder, self._agent)
+        return self
+
+    def _require_offline(self, wanted: bool, method: str) -> None:
+        if self.config.is_offline != wanted:
+            instead = "fit(dataset)" if self.config.is_offline else "learn(total_timesteps)"
+            raise UserError(f"A model of {self.config.agent!r} has no {method}; call {instead}.")
 
     def _temporary(self) -> Path:
         """A folder that goes with this object."""

@@ -99,6 +99,14 @@ class EnvSpec:
         scaled = np.clip(low + (np.asarray(action, np.float64) + 1) / 2 * (high - low), low, high)
         return scaled.reshape((*scaled.shape[:-1], *self.action_box)).astype(self.action_type)
 
+    def from_environment(self, action: Any) -> Any:
+        """The other way round: what the agent chose."""
+        if not self.is_continuous:
+            return np.asarray(action) - self.first_action
+        low, high = np.array(self.action_low), np.array(self.action_high)
+        flat = np.asarray(action, np.float64).reshape(-1, self.num_actions)
+        return ((flat - low) / np.where(high > low, high - low, 1) * 2 - 1).astype(np.float32)
+
     def random_action(self, generator: np.random.Generator) -> Any:
         """Uniform, as the agent would choose it."""
         if self.is_continuous:

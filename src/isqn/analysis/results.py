@@ -69,7 +69,7 @@ def read_run(folder: Path, config: Config, task: str, method: str) -> Run:
     """What a folder holds so far."""
     summary = record.read_summary(folder)
     finished = summary.get("status") == "finished"
-    with _undamaged(folder / ("summary.json" if finished else "episodes.csv")):
+    with _undamaged(folder / "summary.json" if finished else record.results_table(folder)):
         means = summary["epoch_returns"] if finished else _epoch_means(folder)[:-1]  # the last epoch goes on
         if finished:  # nothing is written of last epochs in which no episode ended
             if abs(summary["auc"] - sum(mean for mean in means if mean is not None)) > 1e-6:
@@ -97,7 +97,7 @@ def _undamaged(file: Path) -> Iterator[None]:
 
 
 def _epoch_means(folder: Path) -> list[float | None]:
-    return record.results(folder)["epoch_returns"] if (folder / "episodes.csv").is_file() else []
+    return record.results(folder)["epoch_returns"] if record.results_table(folder).is_file() else []
 
 
 def _filled(means: Iterable[float | None]) -> tuple[float, ...]:
@@ -169,7 +169,7 @@ def _common_seeds(wanted: list[Key], there: set[Key], missing: str) -> tuple[tup
 
 def _common_epochs(runs: list[Run], missing: str) -> tuple[int, list[str]]:
     for one, other in itertools.pairwise(sorted(runs, key=lambda run: run.task)):
-        mine, theirs = one.config.epoch_steps, other.config.epoch_steps
+        mine, theirs = one.config.epoch_length, other.config.epoch_length
         if one.task == other.task and mine != theirs:
             raise UserError(
                 f"The epochs of {_listed([one.key])} have {mine} steps and those of {_listed([other.key])} {theirs}; "

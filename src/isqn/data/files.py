@@ -39,6 +39,13 @@ def read_file(folder: Path, file: Description) -> bytes:
     return content
 
 
+def replace_text(path: Path, text: str) -> None:
+    """The old text or the new one, whatever happens."""
+    aside = path.with_name(f".{path.name}.writing")
+    aside.write_text(text, encoding="utf-8")
+    os.replace(aside, path)
+
+
 def sync(path: Path) -> None:
     """Make a file, or the names in a folder, safe from a power cut."""
     handle = os.open(path, os.O_RDONLY)
@@ -48,4 +55,4 @@ def sync(path: Path) -> None:
 
 def files_needed(description: Description) -> list[str]:
     """Names, within its folder, of the files that a description refers to."""
-    return [file["name"] for file in description["files"]]
+    return [file["name"] for file in description.get("files", ())]

@@ -43,7 +43,7 @@ class Environment:
     def __init__(self, env: gym.Env, spec: EnvSpec):
         self.env = env
         self.spec = spec
-        _, _, self._to_frame = _frame_format(env.observation_space, spec.id)
+        _, _, self.to_frame = _frame_format(env.observation_space, spec.id)
         self._over = True
 
     @property
@@ -74,7 +74,7 @@ class Environment:
         return step
 
     def _frame(self, obs: Any) -> np.ndarray:
-        frame = self._to_frame(obs)
+        frame = self.to_frame(obs)
         if frame.shape != self.spec.frame_shape:
             raise ValueError(
                 f"an observation has the shape {np.shape(obs)}, and its space has {self.env.observation_space.shape}"

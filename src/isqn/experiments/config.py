@@ -61,10 +61,13 @@ AGENTS: dict[str, dict[str, Any]] = {
         "loop": "host",  # no environment with continuous actions is written in JAX here
         "env_id": "Pendulum-v1",
     },
+    "cql": {"loss": "cql", "target_update_period": 2_000},
 }
 # Settings that not all agents have. For the others they are what they begin with, and neither shown nor written.
+_ACTING = ("total_timesteps", "epoch_steps", "log_period_steps", "record_dataset")
 OWN: dict[str, tuple[str, ...]] = {
     "dqn": (
+        *_ACTING,
         *("loss", "num_steps_return", "reward_clip", "buffer_size", "compress_replay", "learning_starts", "batch_size"),
         *("update_period", "adam_epsilon", "batch_norm", "head_weights", "head_weight_discount", "meta_gradient"),
         *("meta_learning_rate", "mellowmax_temperature", "munchausen_temperature", "munchausen_weight"),
@@ -72,11 +75,13 @@ OWN: dict[str, tuple[str, ...]] = {
         *("epsilon_start", "epsilon_end", "epsilon_decay_steps"),
     ),
     "stream-q": (
+        *_ACTING,
         *("trace_decay", "obgd_kappa", "obgd", "shift_traces", "normalise_observations", "normalise_rewards"),
         *("layer_norm_axes", "initial_sparsity", "num_seeds", "loop", "target_sync_period", "width_factor"),
         *("epsilon_start", "epsilon_end", "epsilon_decay_steps"),
     ),
     "sac": (
+        *_ACTING,
         *("num_steps_return", "buffer_size", "learning_starts", "batch_size", "adam_epsilon", "head_weights"),
         *("head_weight_discount", "normalise_observations", "normalise_rewards", "updates_per_step", "twin_q"),
         *("learning_rate_end", "learning_rate_decay_steps", "num_atoms", "value_bound", "joint_batch_norm"),
@@ -86,22 +91,30 @@ OWN: dict[str, tuple[str, ...]] = {
         *("refreshed_heads", "initial_heads", "project_frozen_heads", "batch_norm_kind", "batch_norm_input"),
         "batch_norm_policy",
     ),
+    "cql": (
+        *("dataset", "num_updates", "epoch_updates", "log_period_updates", "evaluation_steps"),
+        *("evaluation_environments", "loss", "num_steps_return", "reward_clip", "batch_size", "adam_epsilon"),
+        *("batch_norm", "head_weights", "head_weight_discount", "meta_gradient", "meta_learning_rate"),
+        *("mellowmax_temperature", "munchausen_temperature", "munchausen_weight", "munchausen_clip"),
+        *("conservative_weight", "loop", "target_sync_period", "width_factor"),
+    ),
 }
 STREAM_HELD_OUT = 32  # steps that the probes of a stream look at beside the one that is learned from
 
 _ABOVE_ZERO = ("value_bound", "batch_norm_epsilon", "entropy_temperature_start")
-MAY_CHANGE = ("total_timesteps", "checkpoint_minutes", "track")  # in the middle of a run
+MAY_CHANGE = ("total_timesteps", "num_updates", "checkpoint_minutes", "track")  # in the middle of a run
 _AT_LEAST_ONE = (
     *("num_bellman_iterations", "num_seeds", "total_timesteps", "max_episode_steps", "num_steps_return", "batch_size"),
     *("update_period", "target_update_period", "target_sync_period", "buffer_size"),
     *("epoch_steps", "log_period_steps", "analysis_samples", "updates_per_step", "num_atoms", "critic_width"),
-    *("critic_blocks", "policy_width", "policy_blocks"),
+    *("critic_blocks", "policy_width", "policy_blocks", "num_updates", "epoch_updates", "log_period_updates"),
+    "evaluation_environments",
 )
 _AT_MOST = {"num_bellman_iterations": 1_000, "analysis_samples": 100_000}  # beyond, a program takes hours to begin
 _AT_LEAST_ZERO = (
     *("seed", "learning_starts", "learning_rate", "adam_epsilon", "epsilon_decay_steps", "checkpoint_minutes"),
     *("meta_learning_rate", "conservative_weight", "head_weight_discount", "learning_rate_end"),
-    "learning_rate_decay_steps",
+    *("learning_rate_decay_steps", "evaluation_steps"),
 )
 
 
@@ -131,6 +144,20 @@ class Config:
     max_episode_steps: int = 27_000
     """H: longer episodes are truncated."""
 
+    # -- learning from a dataset ----------------------------------------------------------------------------
+    dataset: str = ""
+    """The folder of a dataset (`isqn data`): all that is learned from. It says which environment it is of."""
+    num_updates: int = 50_000
+    """Updates of the run, each with a batch of its own."""
+    epoch_updates: int = 5_000
+    """After so many, and before the first, the agent is evaluated; its score is its mean return."""
+    log_period_updates: int = 1_000
+    """Updates between rows of metrics.csv."""
+    evaluation_steps: int = 10_000
+    """Agent steps of an evaluation, which ends with the episodes that are going on; 0: there is none."""
+    evaluation_environments: int = 8
+    """How many an evaluation plays in at once."""
+
     # -- learning -------------------------------------------------------------------------------------------
     discount: Annotated[float, _also("gamma")] = 0.99
     """gamma."""
@@ -151,7 +178,7 @@ class Config:
     updates_per_step: int = 1
     """Updates after each agent step, each with a batch of its own. Not in the paper; SimbaV2: 2."""
     target_update_period: Annotated[int, _also("target-network-frequency")] = 200
-    """T: agent steps between refreshes of the targets, a multiple of G, the steps between updates; of sac: updates."""
+    """T: agent steps between refreshes of the targets, a multiple of G; of sac and cql: updates."""
     target_step_size: Annotated[float, _also("tau")] = 1.0
     """How far a refresh moves: 1 is a copy, less is a moving average."""
     target_sync_period: int = 30
@@ -284,6 +311,8 @@ class Config:
     """Record the paper's probes during training."""
     analysis_samples: int = 2_048
     """States that the probes look at."""
+    record_dataset: bool = False
+    """Keep every step in RUN_DIR/dataset, for `isqn train cql`; needs the host loop."""
     track: Literal["none", "tensorboard", "wandb", "trackio"] = "none"
     """Also report to this tracker; if it fails the run goes on."""
     experiment: str = "default"
@@ -341,6 +370,12 @@ class Config:
             rule = f"must be below {uniform:.3f}, the entropy of uniform actions"
             self._require("target_entropy_per_action", self.target_entropy_per_action < uniform, rule)
             self._require("head_weights", sum(self.pair_weights) > 0, "must have a sum above 0, for the policy's loss")
+        if self.loss == "cloning":
+            self._require("loss", self.is_offline, "is for `isqn train cql`, whose dataset has an action to clone")
+            self._require("scheme", self.scheme == "target-free", "must be target-free with --loss cloning: no targets")
+        if self.record_dataset:
+            self._require("loop", self.loop != "compiled", "must be host or auto with --record-dataset")
+            self._require("num_seeds", self.num_seeds == 1, "must be 1 with --record-dataset")
         if self.meta_gradient != "none":
             self._require("batch_norm", not self.batch_norm, "cannot be combined with --meta-gradient")
             self._require("head_weights", not self.head_weights, "cannot be combined with --meta-gradient")
@@ -369,6 +404,11 @@ class Config:
         return self.agent == "stream-q"
 
     @property
+    def is_offline(self) -> bool:
+        """Whether all is learned from a dataset: what is counted are updates, and results are of evaluations."""
+        return self.agent == "cql"
+
+    @property
     def is_actor_critic(self) -> bool:
         """Whether a policy acts, and not the values."""
         return self.agent == "sac"
@@ -387,6 +427,8 @@ class Config:
     @property
     def label(self) -> str:
         """The paper's name of what is trained, such as "iS-DQN K=9"."""
+        if self.loss == "cloning":
+            return LOSSES[self.loss][0]
         learned = {"none": "", "adam": "Meta ", "sgd": "Meta-SGD "}[self.meta_gradient]
         algorithm = {"stream-q": "Stream Q(λ)", "sac": "SAC"}.get(self.agent, LOSSES[self.loss][0])
         return learned + self.target_scheme.label(algorithm)
@@ -407,22 +449,33 @@ class Config:
         return tuple(weight / divisor for weight in weights)
 
     @property
-    def num_epochs(self) -> int:
-        return -(-self.total_timesteps // self.epoch_steps)
-
-    def epoch_end(self, epoch: int) -> int:
-        """The step at which an epoch is long enough; the last one takes what is left."""
-        return min((epoch + 1) * self.epoch_steps, self.total_timesteps)
+    def length(self) -> int:
+        """Of the run, in what it counts: agent steps, or updates where nobody acts."""
+        return self.num_updates if self.is_offline else self.total_timesteps
 
     @property
-    def row_period_steps(self) -> int:
-        """A short run has at least one row."""
-        return min(self.log_period_steps, self.epoch_steps, self.total_timesteps)
+    def epoch_length(self) -> int:
+        return self.epoch_updates if self.is_offline else self.epoch_steps
+
+    @property
+    def row_length(self) -> int:
+        """Between rows of metrics; a short run has at least one."""
+        row = self.log_period_updates if self.is_offline else self.log_period_steps
+        return min(row, self.epoch_length, self.length)
+
+    @property
+    def num_epochs(self) -> int:
+        """Results of a run; offline, one more is from before the first update."""
+        return -(-self.length // self.epoch_length) + self.is_offline
+
+    def epoch_end(self, epoch: int) -> int:
+        """Where an epoch is long enough; the last one takes what is left."""
+        return min((epoch + (not self.is_offline)) * self.epoch_length, self.length)
 
     @property
     def held_out_size(self) -> int:
         """Transitions that come along with a batch and are not learned from, for the probes."""
-        if not self.analysis or self.is_actor_critic:  # which is looked at, but not at its gradients
+        if not self.analysis or self.is_actor_critic or self.is_offline:  # looked at, but not at their gradients
             return 0
         return STREAM_HELD_OUT if self.streams else self.batch_size
 

@@ -15,9 +15,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from isqn.analysis import cost
+from isqn.data.convert import convert
+from isqn.data.dataset import INDEX, read_index, spec_of
+from isqn.data.sources import own
 from isqn.experiments import worker
-from isqn.experiments.config import Config, read_toml, slug, to_toml
+from isqn.experiments.config import Config, from_mapping, read_toml, slug, to_toml
 from isqn.experiments.engines import RETRIES, Engine, Handle, Job, share_cores, visible_gpus
+from isqn.experiments.presets import preset_config, preset_for
 from isqn.experiments.study import Cell, Study
 from isqn.experiments.study import to_toml as study_toml
 from isqn.experiments.worker import SEEDS_PER_JOB
@@ -74,7 +78,7 @@ def _consecutive(seeds: list[int], most: int) -> Iterator[list[int]]:
 
 
 def _job(study: Study, cell: Cell, seeds: tuple[int, ...], out: Path) -> Job:
-    config = cell.config.replace(seed=seeds[0], num_seeds=len(seeds))
+    config = cell.config_in(out, seeds)
     name = f"{slug(cell.task)}--{slug(cell.method)}--{seeds[0]}" + (f"-{seeds[-1]}" if len(seeds) > 1 else "")
     return Job(
         name=name,
@@ -82,7 +86,7 @@ def _job(study: Study, cell: Cell, seeds: tuple[int, ...], out: Path) -> Job:
         method_dir=cell.folder(out, seeds[0]).parent,
         file=out / "jobs" / f"{name}.toml",
         log=out / "logs" / f"{name}.log",
-        memory=memory_needed(config.replace(seed=0)),
+        memory=memory_needed(config.replace(seed=0, dataset="")),
         imports=study.imports,
     )
 
@@ -105,22 +109,77 @@ def train(
         pending = jobs(study, out, seeds_per_job)
         record.replace_text(out / "study.toml", study_toml(study, out))
         (out / "jobs").mkdir(exist_ok=True)
-        for job in pending:
-            record.replace_text(job.file, to_toml(job.config))
         board = Board(study, out, enabled=not quiet)
-        if pending:
-            board.say(f"training {count(len(pending), 'job')}; each has a log in {out / 'logs'}")
         with run.stop_on_signals() as should_stop:
+            failed = make_datasets(study, out, engine, board, should_stop)
+            if failed:
+                return Outcome(0, len(folders(study, out)), failed)
+            for job in pending:
+                record.replace_text(job.file, to_toml(job.config))
+            if pending:
+                board.say(f"training {count(len(pending), 'job')}; each has a log in {out / 'logs'}")
             failed = _drive(pending, engine, board, should_stop)
         states = Counter(record.run_state(folder) for folder in folders(study, out))
         return Outcome(states["finished"], sum(states.values()), failed)
+
+
+def make_datasets(study: Study, out: Path, engine: Engine, board: Board, should_stop: Callable[[], bool]) -> list[Job]:
+    """Those that are not there: a run of dqn logs each, and maybe a part of it is taken. The jobs that failed."""
+    if not study.cells[0].config.is_offline:
+        return []
+    wanted = {Path(cell.config_in(out, (s,)).dataset): cell.task for cell in study.cells for s in study.seeds}
+    absent = {place: task for place, task in wanted.items() if not _is_complete(place)}
+    if not absent:
+        return []
+    if not study.datasets:
+        raise UserError(
+            f"study {study.name}: {next(iter(absent))} is not a dataset ({len(absent)} are missing); make them by "
+            "`isqn data convert`, or let the study log some by a table [datasets]."
+        )
+    settings = {key: value for key, value in study.datasets.items() if key not in PART}
+    preset = settings.pop("preset", None)
+    logs = []
+    for number, (place, task) in enumerate(sorted(absent.items())):
+        base = preset_config(preset or preset_for(task, "dqn"), "dqn")
+        fields = {"env_id": task, "experiment": study.name, "seed": number, "record_dataset": True} | settings
+        config = from_mapping(fields, f"study {study.name}: datasets", base)
+        name = f"log--{slug(place.name)}"
+        log = Job(
+            name=name,
+            config=config,
+            method_dir=out / "logging" / slug(str(place.relative_to(out)) if place.is_relative_to(out) else place.name),
+            file=out / "jobs" / f"{name}.toml",
+            log=out / "logs" / f"{name}.log",
+            memory=memory_needed(config.replace(seed=0)),
+            imports=study.imports,
+        )
+        record.replace_text(log.file, to_toml(config))
+        logs.append((log, place))
+    board.say(f"logging {count(len(logs), 'dataset')}; each has a log in {out / 'logs'}")
+    left = [log for log, _ in logs if record.run_state(log.folders[0]) != "finished"]
+    failed = _drive(left, engine, board, should_stop)
+    for log, place in logs:
+        if log not in failed:
+            part = {key: study.datasets[key] for key in PART if key in study.datasets}
+            whole, parts = log.folders[0] / "dataset", part.pop("checkpoints", 50)
+            source = own(whole, parts if part.get("subset") == "first" else 1)
+            convert(source, spec_of(read_index(whole)), place, **part)
+            board.say(f"made {place}")
+    return failed
+
+
+PART = ("subset", "fraction", "checkpoints")  # of `isqn data convert`
+
+
+def _is_complete(place: Path) -> bool:
+    return (place / INDEX).is_file() and read_index(place).get("complete", True)
 
 
 def _require_environments(study: Study) -> None:
     """Before a folder is made."""
     for task, cell in {cell.task: cell for cell in study.cells}.items():
         try:
-            run.specification(cell.config)
+            run.specification(cell.config.replace(dataset=""))
         except UserError as error:
             raise UserError(f"study {study.name}, {task}: {error}") from None
 
@@ -196,16 +255,16 @@ def estimate(study: Study, out: Path, workers: int, seeds_per_job: int) -> tuple
                 say(f"measuring {cell.method} on {cell.task}")
                 began = time.perf_counter()
                 # measuring takes as long as a worker takes to begin: a second or two, and compiling
-                measured[key] = run.seconds_per_step(job.config), time.perf_counter() - began
+                measured[key] = run.seconds_per_step(job.config.replace(dataset="")), time.perf_counter() - began
             a_step, to_begin = measured[key]
-            seconds.append(to_begin + a_step * (cell.config.total_timesteps - steps_done(job.folders[0])))
+            seconds.append(to_begin + a_step * (cell.config.length - steps_done(job.folders[0])))
         rows[cell.task, cell.method] = Planned(
             cell.task,
             cell.method,
             len(study.seeds),
             sum(job.config.num_seeds for job in left),
-            cell.config.total_timesteps,
-            cost.size(cell.config, run.specification(cell.config)).kept_parameters,
+            cell.config.length,
+            cost.size(cell.config, run.specification(cell.config.replace(dataset=""))).kept_parameters,
             max((job.memory for job in left), default=0),
             seconds,
         )
@@ -318,7 +377,7 @@ class Board:
         """What there is, how long it takes, and what is running."""
         runs = folders(self.study, self.out)
         progress = {folder: steps_done(folder) for folder in runs}
-        goal = sum(cell.config.total_timesteps for cell, _ in runs.values())
+        goal = sum(cell.config.length for cell, _ in runs.values())
         done = sum(progress.values())
         if self._first_steps is None:
             self._first_steps, self._began = done, time.monotonic()

@@ -48,7 +48,7 @@ class Job(NamedTuple):
 
     @property
     def steps(self) -> int:
-        return self.config.total_timesteps * self.config.num_seeds
+        return self.config.length * self.config.num_seeds
 
 
 class Handle(Protocol):

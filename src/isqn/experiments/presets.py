@@ -52,16 +52,18 @@ _ATARI_CQL = _SHARED | {
     "torso": "impala",
     "layer_norm": True,
     "loss": "cql",
-    "dataset": "rl-unplugged",  # appendix A
-    "dataset_size": 5_000_000,
     "epoch_updates": 62_500,
-    "target_update_period_updates": 2_000,
+    "target_update_period": 2_000,  # updates
     "learning_rate": 5e-5,
     "adam_epsilon": 3.125e-4,
     "conservative_weight": 0.1,
-    # not in the paper
-    "total_updates": 3_125_000,  # 50 epochs, the default of the authors' slimCQL
+    # not in the paper; the authors' slimCQL
+    "num_updates": 3_125_000,  # 50 epochs
+    "evaluation_steps": 125_000,
+    # ours
+    "log_period_updates": 2_500,
 }
+_CQL = AGENTS["cql"] | {"loss": "cql", "conservative_weight": 0.1, "batch_size": 32, "discount": 0.99}
 # Paper, Table 2. BatchNorm for TF and iS only is what `joint_batch_norm` does by itself.
 _DMC = AGENTS["sac"] | {
     "discount": 0.99,
@@ -258,6 +260,53 @@ PRESETS: dict[str, Preset] = {
         },
         agent="sac",
     ),
+    # Ours: the network and the learning rate of the online runs whose datasets they are for.
+    "minatar-cql": Preset(
+        "offline CQL on MinAtar",
+        _CQL
+        | {
+            "env_id": "MinAtar/Breakout-v1",
+            "torso": "minatar",
+            "learning_rate": 2.5e-4,
+            "target_update_period": 250,
+            "num_updates": 100_000,
+            "epoch_updates": 10_000,
+            "log_period_updates": 1_000,
+            "evaluation_steps": 25_000,
+            "evaluation_environments": 25,
+        },
+        agent="cql",
+    ),
+    "classic-cql": Preset(
+        "offline CQL on vectors: MLP 2 × 128",
+        _CQL
+        | {
+            "env_id": "CartPole-v1",
+            "hidden_sizes": (128, 128),
+            "learning_rate": 1e-3,
+            "target_update_period": 100,
+            "num_updates": 20_000,
+            "epoch_updates": 2_000,
+            "log_period_updates": 500,
+        },
+        agent="cql",
+    ),
+    "toy-cql": Preset(
+        "offline CQL on a problem with known values, in seconds",
+        _CQL
+        | {
+            "env_id": "isqn/Chain-v0",
+            "hidden_sizes": (64,),
+            "discount": 0.9,
+            "learning_rate": 1e-3,
+            "target_update_period": 50,
+            "num_updates": 5_000,
+            "epoch_updates": 1_000,
+            "log_period_updates": 500,
+            "evaluation_steps": 1_000,
+        },
+        agent="cql",
+    ),
     "wordle": Preset("ILQL with GPT-2 small on Wordle", _WORDLE, agent="ilql"),
     # Ours: the sizes of Young & Tian 2019, the paper's update period and schedule in proportion.
     "minatar": Preset(
@@ -336,9 +385,9 @@ def preset_for(env_id: str, agent: str = "dqn") -> str:
             return "continuous"
         hard = env_id.removeprefix("dm_control/").removesuffix("-v0") in DMC_HARD_7
         return "dmc-hard" if hard else "dmc-small"
-    stream = "-stream" if agent == "stream-q" else ""
+    kind = {"stream-q": "-stream", "cql": "-cql"}.get(agent, "")
     if env_id.startswith("ALE/"):
-        return f"atari{stream or '-cnn-ln'}"
+        return f"atari{kind or '-cnn-ln'}"
     if env_id.startswith("MinAtar/"):
-        return f"minatar{stream}"
-    return f"toy{stream}" if env_id.startswith("isqn/") else f"classic{stream}"
+        return f"minatar{kind}"
+    return f"toy{kind}" if env_id.startswith("isqn/") else f"classic{kind}"

@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Any
 
 from isqn.envs.scores import ATARI_15, BATCH_NORM_5, DMC_HARD_7, IMPALA_10, META_3, OFFLINE_10, STREAMING_7
-from isqn.experiments.config import AGENTS, nearest
+from isqn.experiments.config import AGENTS, nearest, slug
 from isqn.experiments.study import Study
 from isqn.types import UserError
 
@@ -117,12 +117,17 @@ PAPER: dict[str, Table] = {
         "settings": {"preset": "atari-cnn"},
         "baseline": "TB-DQN, no BN",
     },
+    # datasets are made of files that everybody has, by `isqn data convert --subset first --fraction 0.1`
     "offline": {
         "agent": "cql",
-        "tasks": games(*OFFLINE_10),
+        "tasks": tuple(
+            {**game, "dataset": f"data/{name}/{{seed}}"}
+            for name, game in zip(OFFLINE_10, games(*OFFLINE_10), strict=True)
+        ),
         "methods": (TB, TF, iterated(1, 9), {"scheme": "ensemble-shared", "num_bellman_iterations": 5}),
-        "settings": {"preset": "atari-cql"},
+        "settings": {"preset": "atari-cql", "analysis": True},
         "baseline": "TB-CQL",
+        "seeds": tuple(range(1, 6)),  # as the runs of the dataset are counted
     },
     "continuous": {
         "agent": "sac",
@@ -210,6 +215,20 @@ MINI: dict[str, Table] = {
         "tasks": CLASSIC,
         "methods": tuple({**method, "batch_norm": [False, True]} for method in (TB, TF, iterated(9))),
         "settings": {},
+    },
+    # each dataset is the first 10 % of 50 parts of what TB-DQN played while it learned, as in the paper
+    "offline": {
+        "tasks": tuple({"env_id": task["env_id"], "dataset": f"data/{slug(task['env_id'])}"} for task in MINATAR),
+        "settings": {"preset": "minatar-cql", **NORMALISED, "analysis": True, "log_period_updates": 10_000},
+        "datasets": {
+            "preset": "minatar",
+            "scheme": "target-based",
+            "total_timesteps": 500_000,
+            "subset": "first",
+            "fraction": 0.1,
+            "checkpoints": 50,
+        },
+        "seeds": FRESH,
     },
     # nothing was tuned: the settings are the paper's, with a small critic
     "continuous": {

@@ -84,6 +84,9 @@ class Study:
     """Also count the work of an update."""
     agent: str = "dqn"
     """What learns."""
+    datasets: dict[str, Any] = field(default_factory=dict)
+    """Of an agent that learns from datasets: how those that are not there yet are made. Settings of the run of dqn that
+    logs them, maybe with a `preset`; and `subset`, `fraction` and `checkpoints` as of `isqn data convert`."""
     imports: tuple[str, ...] = ()
     """Python files or modules to import first, which add losses, schemes, torsos or environments of your own."""
 
@@ -107,14 +110,19 @@ class Study:
         for number, method in enumerate(self.methods, start=1):
             self._check_method(method, f"{where}: method {number}")
         _require_different([task["env_id"] for task in self.tasks], f"{where}: the tasks", "leave one of them out")
+        if self.datasets:
+            if self.agent != "cql":
+                raise UserError(f"{where}: datasets are for the agent cql.")
+            self._check_settings(self.datasets, f"{where}: datasets", "subset", "fraction", "checkpoints", agent="dqn")
         if self.agent in AGENTS:  # the methods of others are settings that this version does not have
             self._check_grid(where)
 
-    def _check_settings(self, table: dict[str, Any], where: str, *more: str) -> None:
+    def _check_settings(self, table: dict[str, Any], where: str, *more: str, agent: str = "") -> None:
         """The names, and that a file can hold the values; what a value may be is for `Config` to say."""
+        agent = agent or self.agent
         known = ("preset", *SETTINGS, *more)
         for key, value in table.items():
-            if self.agent in AGENTS and key not in known:
+            if agent in AGENTS and key not in known:
                 said = f"a study says it by `{OF_A_STUDY[key]}`." if key in OF_A_STUDY else ""
                 hint = said or nearest_setting(key, known, HELP)
                 raise UserError(f"{where} sets {key!r}, which is not a setting there; {hint}")
@@ -127,7 +135,7 @@ class Study:
             preset = table["preset"]
             if not isinstance(preset, str):
                 raise UserError(f"{where}: preset is {preset!r}; it must be a text.")
-            _require_one_of(presets_of(self.agent), preset, f"{where}: preset", f"a preset of the agent {self.agent}")
+            _require_one_of(presets_of(agent), preset, f"{where}: preset", f"a preset of the agent {agent}")
 
     def _check_task(self, task: dict[str, Any]) -> None:
         env_id = task.get("env_id")
@@ -173,13 +181,15 @@ class Study:
                     "let the method say what they differ in."
                 )
         for one, other in itertools.pairwise(self.cells):
-            alike = ["num_epochs", "total_timesteps", "epoch_steps"] if one.task == other.task else ["num_epochs"]
+            sizes = ("total_timesteps", "epoch_steps", "num_updates", "epoch_updates")
+            alike = ("num_epochs", *(sizes if one.task == other.task else ()))
+            what = "num_updates and epoch_updates" if one.config.is_offline else "total_timesteps and epoch_steps"
             for name in alike:  # curves and areas are compared epoch by epoch
                 mine, theirs = getattr(one.config, name), getattr(other.config, name)
                 if mine != theirs:
                     raise UserError(
                         f"{where}: {one.place} on {one.task} has {name} {mine} and {other.place} on {other.task} "
-                        f"{theirs}; set their total_timesteps and epoch_steps alike."
+                        f"{theirs}; set their {what} alike."
                     )
         tables = (self.settings, *self.methods, *self.tasks, *(task.get(s, {}) for task in self.tasks for s in SCHEMES))
         for name in dict.fromkeys(name for table in tables for name in table):
@@ -273,14 +283,21 @@ class Cell(NamedTuple):
             config = read_toml(folder / "config.toml")
         except UserError as error:
             raise UserError(f"{error} Move {folder} away to train it anew.") from None
-        for name in (*config.kept(), "total_timesteps"):
+        for name in (*config.kept(), "total_timesteps", "num_updates"):
             there, here = getattr(config, name), getattr(asked, name)
-            if there != here and name != "experiment":
+            if there != here and name not in ("experiment", "dataset"):  # a run itself knows what is in its dataset
                 raise UserError(
                     f"{folder} has {name} = {there!r}, and the study says {here!r}; choose another folder, or move "
                     "the run away."
                 )
         return config
+
+    def config_in(self, out: Path, seeds: tuple[int, ...]) -> Config:
+        """Of some seeds, with its dataset where it lies."""
+        config = self.config.replace(seed=seeds[0], num_seeds=len(seeds))
+        if not config.dataset:
+            return config
+        return config.replace(dataset=str(out / config.dataset.replace("{seed}", str(seeds[0]))))
 
     def folder(self, out: Path, seed: int) -> Path:
         return seed_dir(out / "runs" / slug(self.task) / slug(self.method), seed)
@@ -357,8 +374,9 @@ def to_toml(study: Study, folder: Path | None = None) -> str:
     for name in plain:
         if getattr(study, name) != defaults[name]:
             lines.append(f"{name} = {toml_value(getattr(study, name))}")
-    if study.settings:
-        lines += ["", "[settings]", *_entries(study.settings)]
+    for name in ("settings", "datasets"):
+        if getattr(study, name):
+            lines += ["", f"[{name}]", *_entries(getattr(study, name))]
     for kind in ("tasks", "methods"):
         for table in getattr(study, kind):
             lines += ["", f"[[{kind}]]", *_entries({k: v for k, v in table.items() if not isinstance(v, dict)})]
@@ -382,6 +400,7 @@ _KINDS: dict[str, tuple[type, str]] = {
     "tasks": (list, "tables, each under [[tasks]]"),
     "methods": (list, "tables, each under [[methods]]"),
     "settings": (dict, "a table"),
+    "datasets": (dict, "a table"),
     "flops": (bool, "true or false"),
     "imports": (list, "a list of names"),
 }

@@ -211,7 +211,7 @@ def _common_axis(configs: list[Config], epochs: int) -> tuple[np.ndarray, str]:
     x, label = axes[0]
     if all(other == label and np.array_equal(ends, x) for ends, other in axes):
         return x, label
-    shares = {tuple(100 * config.epoch_end(e) / config.total_timesteps for e in range(epochs)) for config in configs}
+    shares = {tuple(100 * config.epoch_end(e) / config.length for e in range(epochs)) for config in configs}
     if len(shares) == 1:
         return np.array(shares.pop()), "share of training in %"
     return np.arange(1.0, epochs + 1), "epoch"

@@ -25,6 +25,7 @@ from isqn.types import UserError
 
 FORMAT = 1
 KEPT = 2
+PARTS = ("replay", "dataset")  # folders beside the checkpoints, with files that these name
 
 
 def flatten(tree: Any) -> dict[str, np.ndarray]:
@@ -98,10 +99,11 @@ def tidy(run_dir: Path) -> None:
     needed: set[str] = set()
     for step in steps(run_dir):
         try:
-            needed |= set(files_needed(read_manifest(folder_of(run_dir, step))["replay"]))
+            manifest = read_manifest(folder_of(run_dir, step))
+            needed |= {name for part in PARTS for name in files_needed(manifest.get(part, {}))}
         except DamagedFile:
             return  # it may name files that a person still wants to rescue
-    for path in (run_dir / "replay").glob("*"):
+    for path in (path for part in PARTS for path in (run_dir / part).glob("*-*")):
         if path.name not in needed:
             path.unlink()
 

@@ -263,7 +263,7 @@ def train(
                     count.logged_updates += (until - step) // config.update_period
             step = until
 
-            if step % config.row_period_steps == 0:
+            if step % config.row_length == 0:
                 now = time.monotonic()
                 updates = max(0, step // config.update_period - config.learning_starts // config.update_period)
                 for index in range(len(run_dirs)):
@@ -321,7 +321,7 @@ def _next_stop(config: Config, step: int) -> tuple[int, bool]:
     """Where the next stretch ends, in whole updates, and whether it learns."""
     begins = config.learning_starts // config.update_period * config.update_period
     stops = [
-        (step // config.row_period_steps + 1) * config.row_period_steps,
+        (step // config.row_length + 1) * config.row_length,
         config.epoch_end(step // config.epoch_steps),
     ]
     if step < begins:

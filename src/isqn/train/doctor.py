@@ -17,6 +17,7 @@ EXTRAS = {
     "atari": ("ale_py", "cv2"),
     "minatar": ("pgx", "minatar"),
     "dmc": ("dm_control", "mujoco"),
+    "offline": ("minari", "google_crc32c", "PIL"),
     "report": ("matplotlib", "plotly"),
     "ray": ("ray",),
     "slurm": ("submitit",),

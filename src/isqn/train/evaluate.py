@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -12,12 +13,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from isqn.agents.q_learning import Agent, AgentState
+from isqn.compiler import jit
 from isqn.data.files import DamagedFile
 from isqn.envs.adapter import Environment, make_environment
-from isqn.keys import episode_seed, host_generator
+from isqn.envs.native import NativeEnvironment
+from isqn.keys import device_key, episode_seed, host_generator
 from isqn.train import checkpoint
 from isqn.train.host import compile_agent
-from isqn.types import EnvSpec, UserError
+from isqn.types import Array, EnvSpec, Interrupted, UserError
 
 
 class Episode(NamedTuple):
@@ -86,6 +89,121 @@ def evaluate(
             warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)  # JAX's; the child only becomes ffmpeg
             write_video(video, pictures, fps=30, macro_block_size=2)
     return played
+
+
+def host_evaluation(
+    agent: Agent,
+    environments: list[Environment],
+    *,
+    steps: int,
+    epsilon: float,
+    max_episode_steps: int,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> Callable[[AgentState, int], list[Episode]]:
+    """A function of a state and a seed, which plays whole games in several environments at once: each takes its share
+    of the steps, and ends its last game."""
+    count = len(environments)
+    share, everyone = -(-steps // count), np.arange(count)
+    act = jit(jax.vmap(agent.act, in_axes=(None, 0, None, 0, 0)))
+
+    def evaluate(state: AgentState, seed: int) -> list[Episode]:
+        state = only_acting(state, seed)
+        stacks = [FrameStack(env.spec) for env in environments]
+        games = everyone.copy()  # the number of the game that each is in
+        obs = np.stack([begin(environments[i], stacks[i], seed, i) for i in range(count)])
+        totals, lengths, left = np.zeros(count), np.zeros(count, int), np.full(count, share)
+        found: list[list[Episode]] = [[] for _ in environments]
+        for time in itertools.count():
+            playing = np.flatnonzero(left > 0)
+            if not len(playing):
+                break
+            if should_stop():
+                raise Interrupted(STOPPED)
+            actions = np.asarray(act(state, obs, epsilon, time * count + everyone, games).action)
+            for i in playing:
+                env, stack = environments[i], stacks[i]
+                frame, reward, terminated, truncated = env.step(actions[i])
+                obs[i] = stack.push(frame)
+                totals[i], lengths[i] = totals[i] + reward, lengths[i] + 1
+                over = truncated or lengths[i] >= max_episode_steps
+                if terminated and env.continues and not over:  # a lost life is not the end of the game
+                    obs[i] = stack.reset(env.reset(episode_seed(seed, int(games[i]))))
+                elif terminated or over:
+                    found[i].append(Episode(episode_seed(seed, int(games[i])), float(totals[i]), int(lengths[i])))
+                    games[i], left[i] = games[i] + count, left[i] - lengths[i]
+                    totals[i], lengths[i] = 0.0, 0
+                    obs[i] = begin(env, stack, seed, int(games[i]))
+        return [episode for episodes in found for episode in episodes]
+
+    def begin(env: Environment, stack: FrameStack, seed: int, game: int) -> np.ndarray:
+        return stack.reset(env.reset(episode_seed(seed, game), restart=True))
+
+    return evaluate
+
+
+STOPPED = "stopped in an evaluation; what was learned is saved"
+
+
+def native_evaluation(
+    agent: Agent,
+    env: NativeEnvironment,
+    *,
+    count: int,
+    steps: int,
+    epsilon: float,
+    max_episode_steps: int,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> Callable[[AgentState, int], list[Episode]]:
+    """The same in one program, for an environment that is written in JAX."""
+    share = -(-steps // count)
+    stretch = min(share, 1_000)
+
+    def begin(seed: Array, index: Array) -> Any:
+        return (*env.reset(device_key(seed, "environment", 0, index)), jnp.float32(0), jnp.int32(0))
+
+    def step(state: AgentState, game: Any, index: Array, time: Array) -> Any:
+        inner, obs, total, length = game
+        number = time * count + index
+        action = agent.act(state, obs, jnp.float32(epsilon), number, index).action
+        step_key, reset_key = jax.random.split(device_key(state.seed, "environment", 1, number))
+        inner, obs, reward, terminated, truncated = env.step(inner, action, step_key)
+        total, length = total + reward, length + 1
+        over = terminated | truncated | (length >= max_episode_steps)
+        again = (*env.reset(reset_key), jnp.float32(0), jnp.int32(0))
+        game = jax.tree.map(lambda new, old: jnp.where(over, new, old), again, (inner, obs, total, length))
+        return game, (over, total, length)
+
+    @jit
+    def play(state: AgentState, games: Any, first: Array) -> Any:
+        def together(games: Any, time: Array) -> Any:
+            return jax.vmap(step, (None, 0, 0, None))(state, games, jnp.arange(count), time)
+
+        return jax.lax.scan(together, games, first + jnp.arange(stretch))
+
+    def evaluate(state: AgentState, seed: int) -> list[Episode]:
+        state = only_acting(state, seed)
+        games = jax.jit(jax.vmap(begin, (None, 0)))(seed, jnp.arange(count))
+        found: list[list[Episode]] = [[] for _ in range(count)]
+        played = np.zeros(count, int)  # steps of the games that have ended
+        first = 0
+        while (played < share).any():
+            if should_stop():
+                raise Interrupted(STOPPED)
+            games, ended = play(state, games, first)
+            over, totals, lengths = map(np.asarray, ended)
+            for time, index in zip(*np.nonzero(over), strict=True):
+                if played[index] < share:
+                    played[index] += lengths[time, index]
+                    found[index].append(Episode(seed, float(totals[time, index]), int(lengths[time, index])))
+            first += stretch
+        return [episode for episodes in found for episode in episodes]
+
+    return evaluate
+
+
+def only_acting(state: AgentState, seed: int) -> AgentState:
+    """What acts, drawing from another seed."""
+    return state._replace(seed=jnp.asarray(seed, jnp.uint32), optimizer=(), copies=(), probe=())
 
 
 def random_return(env_id: str, episodes: int = 1_000, seed: int = 0, most_steps: int = 27_000) -> float:

@@ -20,6 +20,7 @@ import numpy as np
 from isqn.agents.q_learning import Agent
 from isqn.analysis.probes import probe_columns, probe_features
 from isqn.compiler import jit
+from isqn.data.dataset import About, Writer
 from isqn.data.files import DamagedFile
 from isqn.data.replay import Replay
 from isqn.envs.adapter import Environment
@@ -120,7 +121,18 @@ def train(
     state = call.init(seed)
     metric_columns = metrics_columns(totals, probe_columns(config))
 
-    restored = _restore(run_dir, state, totals, make_replay)
+    recorded = None
+    if config.record_dataset:
+        recorded = Writer(run_dir / "dataset", env.spec, About(f"{config.label}, seed {seed}, while it learns"))
+
+    def begin(frame: np.ndarray) -> None:
+        nonlocal state
+        state, obs = call.observe(state, frame)
+        replay.add_first(obs)
+        if recorded:
+            recorded.add_first(frame)
+
+    restored = _restore(run_dir, state, totals, make_replay, recorded)
     if restored:
         state, totals, replay, count, history, lengths, last_frame = restored
         frame = _simulate(env, seed, count.episode, history)
@@ -136,8 +148,7 @@ def train(
         metrics = Table(run_dir / "metrics.csv", metric_columns)
         replay = make_replay()
         frame = env.reset(episode_seed(seed, 0))
-        state, obs = call.observe(state, frame)
-        replay.add_first(obs)
+        begin(frame)
     tracker = Tracker(config, run_dir)
     last_return = count.epoch_returns[-1] if count.epoch_returns else None
     last_loss: float | None = None
@@ -158,6 +169,7 @@ def train(
             "config": config.kept(),
             "counters": asdict(count),
             "replay": replay.save(run_dir / "replay"),
+            **({"dataset": recorded.save()} if recorded else {}),
             "tables": {"episodes": episodes.length, "metrics": metrics.length},
         }
         checkpoint.write(checkpoint.folder_of(run_dir, count.step), arrays, manifest)
@@ -182,6 +194,8 @@ def train(
             ended = terminated or truncated
             state, obs = call.observe(state, frame, reward, ended)
             replay.add(action, reward, terminated, truncated, obs)
+            if recorded:
+                recorded.add(action, reward, terminated, truncated, frame)
 
             # Learn.
             if count.step > config.learning_starts:
@@ -203,7 +217,7 @@ def train(
                     state = call.sync(state)
 
             # Record.
-            if count.step % config.row_period_steps == 0:
+            if count.step % config.row_length == 0:
                 now = time.monotonic()
                 row: dict[str, Any] = {
                     "step": count.step,
@@ -248,8 +262,7 @@ def train(
             if ended:
                 history = [[]] if over else [*history, []]
                 frame = env.reset(episode_seed(seed, count.episode), restart=over)
-                state, obs = call.observe(state, frame)
-                replay.add_first(obs)
+                begin(frame)
 
             stopping = should_stop()
             length = config.epoch_end(count.epoch) - (config.epoch_end(count.epoch - 1) if count.epoch else 0)
@@ -273,13 +286,15 @@ def train(
         tracker.close()
 
 
-def _restore(run_dir: Path, state: Any, totals: Any, make_replay: Callable[[], Replay]) -> Any:
+def _restore(run_dir: Path, state: Any, totals: Any, make_replay: Callable[[], Replay], recorded: Writer | None) -> Any:
     for step, arrays, manifest in checkpoint.newest_good(run_dir):
         actions, lengths, frame = (arrays.pop(f"history.{name}") for name in ("actions", "lengths", "frame"))
         tree = checkpoint.unflatten({"agent": state, "totals": totals}, arrays, checkpoint.folder_of(run_dir, step))
         try:
             replay = make_replay()
             replay.restore(manifest["replay"], run_dir / "replay")
+            if recorded:
+                recorded.restore(manifest["dataset"])
         except DamagedFile as error:
             checkpoint.warn_damaged(error)
             continue

@@ -34,7 +34,7 @@ COLUMNS = {
 
 def available(config: Config) -> tuple[str, ...]:
     """The metrics that an agent has."""
-    without = {"target-churn", "gradient-cosine"} if config.is_actor_critic else set()
+    without = {"target-churn", "gradient-cosine"} if config.is_actor_critic or config.is_offline else set()
     without |= {"head-cosine"} if config.target_scheme.num_heads == 1 else set()
     without |= set() if config.uses_batch_norm else {"batch-norm"}
     return tuple(metric for metric in COLUMNS if metric not in without)

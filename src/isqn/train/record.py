@@ -22,6 +22,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, ClassVar
 
+from isqn.data.files import replace_text
 from isqn.experiments.config import Config, seed_dir, slug, to_toml
 from isqn.types import UserError
 
@@ -164,12 +165,6 @@ def write_summary(run_dir: Path, summary: dict[str, Any]) -> None:
     replace_text(run_dir / "summary.json", json.dumps(summary, indent=1) + "\n")
 
 
-def replace_text(path: Path, text: str) -> None:
-    aside = path.with_name(f".{path.name}.writing")
-    aside.write_text(text, encoding="utf-8")
-    os.replace(aside, path)
-
-
 def provenance() -> dict[str, Any]:
     """Versions, device and flags: what the same bits need."""
     import jax
@@ -274,10 +269,16 @@ class Tracker:
         warnings.warn(f"{name} failed and is switched off; the run goes on with its own files: {error}", stacklevel=3)
 
 
+def results_table(run_dir: Path) -> Path:
+    """Training episodes, or evaluations where there are none; the two are never in one table."""
+    offline = run_dir / "evaluations.csv"
+    return offline if offline.is_file() else run_dir / "episodes.csv"
+
+
 def results(run_dir: Path) -> dict[str, Any]:
-    """What the episodes say: the mean training return of each epoch, and their sum (the paper's AUC)."""
+    """What the episodes say: the mean return of each epoch, and their sum (the paper's AUC)."""
     epochs: dict[int, list[float]] = {}
-    rows = read_table(run_dir / "episodes.csv")
+    rows = read_table(results_table(run_dir))
     for row in rows:
         epochs.setdefault(int(row["epoch"]), []).append(float(row["return"]))
     means = [sum(epochs[e]) / len(epochs[e]) if e in epochs else None for e in range(max(epochs, default=-1) + 1)]

@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from isqn import agents
-from isqn.agents.q_learning import Agent
+from isqn.agents.q_learning import Agent, AgentState
 from isqn.analysis.probes import observed
+from isqn.data.dataset import INDEX, Dataset, columns_bytes, read_index, spec_of
 from isqn.data.device_replay import DeviceReplay
 from isqn.data.files import DamagedFile
 from isqn.data.replay import Memory, Replay, memory_needed
@@ -24,8 +26,10 @@ from isqn.envs.adapter import Environment, make_environment, require_protocol
 from isqn.envs.native import has_native, make_native
 from isqn.experiments.config import Config, flag, has_effect, nearest_path, others, read_toml, seed_dir
 from isqn.experiments.study import import_for
-from isqn.train import checkpoint, compiled, host, record, timing
-from isqn.train.loop import Epoch
+from isqn.keys import episode_seed
+from isqn.train import checkpoint, compiled, host, offline, record, timing
+from isqn.train.evaluate import Episode, host_evaluation, native_evaluation
+from isqn.train.loop import Epoch, empty_totals
 from isqn.train.progress import Progress, count, duration, free_memory, memory_mb
 from isqn.types import EnvSpec, UserError, num_bytes
 
@@ -38,6 +42,8 @@ def make_agent(config: Config, spec: EnvSpec) -> Agent:
 
 
 def uses_compiled_loop(config: Config) -> bool:
+    if config.is_offline:
+        return False
     native = has_native(config.env_id)
     if config.loop == "compiled" and not native:
         raise UserError(
@@ -49,7 +55,7 @@ def uses_compiled_loop(config: Config) -> bool:
             f"--num-seeds {config.num_seeds} needs the compiled loop, for environments written in JAX; "
             f"train the seeds of {config.env_id} one by one with --seed."
         )
-    return native and config.loop != "host"
+    return native and config.loop != "host" and not config.record_dataset
 
 
 def compresses(config: Config, spec: EnvSpec) -> bool:
@@ -79,6 +85,8 @@ def require_memory(size: int, needs: str, advice: str) -> None:
 
 def specification(config: Config) -> EnvSpec:
     """Of the environment as this run will see it."""
+    if config.is_offline and (Path(config.dataset) / INDEX).is_file():
+        return spec_of(read_index(Path(config.dataset)))
     if uses_compiled_loop(config):
         spec = make_native(config.env_id).spec
         require_protocol(config.protocol, spec.protocol, spec.id)
@@ -95,6 +103,10 @@ def device_replay(config: Config, spec: EnvSpec) -> DeviceReplay:
 
 def replay_memory(config: Config, spec: EnvSpec) -> Memory:
     """Of all seeds that are trained at once."""
+    if config.is_offline:
+        there = (Path(config.dataset) / INDEX).is_file()
+        rows = read_index(Path(config.dataset))["rows"] if there else 0
+        return Memory(columns=columns_bytes(spec, rows), frames=0, most_frames=0, compressed=False)
     if not uses_compiled_loop(config):
         return memory_needed(config.seen(spec), config.replay_rows, compresses(config, spec))
     size = device_replay(config, spec).nbytes * config.num_seeds
@@ -128,6 +140,11 @@ def require_possible(config: Config, spec: EnvSpec, *, compiled_loop: bool) -> N
     size = config.num_seeds * num_bytes(spec.batch(config.sampled_batch_size))
     require_memory(size, f"A batch takes {size / 1e9:,.1f} GB", f"Lower {flag('batch_size')}.")
     memory = replay_memory(config, spec)
+    if config.is_offline:
+        open_dataset(config)
+        needs = f"The columns of {config.dataset} take {memory.total / 1e9:.1f} GB in memory"
+        require_memory(memory.total, needs, "Take a part of it by `isqn data convert --fraction`.")
+        return
     rows = "analysis_samples" if config.streams else "buffer_size"
     can_compress = not (compiled_loop or memory.compressed or "compress_replay" in others(config.agent))
     instead = f", or set {flag('compress_replay')} yes" if can_compress else ""
@@ -207,11 +224,13 @@ def read_config(run_dir: Path) -> Config:
 
 def train(config: Config, folders: list[Path], *, quiet: bool = False, env: Environment | None = None) -> None:
     """Train what `folders` hold to the end, each from its newest checkpoint, by the loop that fits."""
-    progress = Progress(config.total_timesteps, enabled=not quiet)
-    if not checkpoint.steps(folders[0]) and (folders[0] / "episodes.csv").exists():
+    progress = Progress(config.length, enabled=not quiet)
+    if not checkpoint.steps(folders[0]) and record.results_table(folders[0]).exists():
         progress.say(f"there is no checkpoint in {folders[0]}: the run begins again at step 0")
     with stop_on_signals() as should_stop, _memory_named(config):
-        if env is None and uses_compiled_loop(config):
+        if config.is_offline:
+            _train_offline(config, folders[0], env, progress, should_stop)
+        elif env is None and uses_compiled_loop(config):
             _train_compiled(config, folders, progress, should_stop)
         else:
             made = env or make_environment(config.env_id, protocol=config.protocol)
@@ -258,8 +277,73 @@ def _train_compiled(config: Config, folders: list[Path], progress: Progress, sho
     finish()
 
 
+def _train_offline(
+    config: Config, run_dir: Path, env: Environment | None, progress: Progress, should_stop: Callable[[], bool]
+) -> None:
+    dataset = open_dataset(config)
+    progress.say(f"{config.label} on {config.dataset}: {dataset.describe()}; seed {config.seed}")
+    progress.say(_memory_line(config, dataset.spec))
+    agent = make_agent(config, dataset.spec)
+    evaluate = _evaluation(config, agent, dataset.spec, env, should_stop)
+    finish = _begin_summaries(config, [run_dir], dataset.spec)
+    epochs = offline.train(config, run_dir, agent, dataset, evaluate, should_stop=should_stop, progress=progress)
+    for epoch in epochs:
+        progress.say(_epoch_line(config, [epoch]))
+    finish()
+
+
+def open_dataset(config: Config) -> Dataset:
+    if not config.dataset:
+        raise UserError(f"{flag('dataset')} is not given; it is the folder that `isqn train cql` learns from.")
+    dataset = Dataset.open(
+        Path(config.dataset),
+        num_steps_return=config.num_steps_return,
+        discount=config.discount,
+        reward_clip=config.reward_clip,
+    )
+    if config.env_id != dataset.spec.id:
+        raise UserError(f"{config.dataset} is of {dataset.spec.id}, not of {flag('env_id')} {config.env_id}.")
+    agents.require_actions(config, dataset.spec)
+    return dataset
+
+
+def _evaluation(
+    config: Config, agent: Agent, spec: EnvSpec, env: Environment | None, should_stop: Callable[[], bool]
+) -> Callable[[AgentState, int], list[Episode]]:
+    """Of a state at an epoch: in one program if the environment is written in JAX."""
+    count = min(config.evaluation_environments, max(1, config.evaluation_steps))
+    common: dict[str, Any] = {
+        "steps": config.evaluation_steps,
+        "epsilon": config.evaluation_epsilon,
+        "max_episode_steps": config.max_episode_steps,
+        "should_stop": should_stop,
+    }
+    if not config.evaluation_steps:
+        return lambda state, epoch: []
+    if env is None and has_native(config.env_id) and config.loop != "host":
+        native = make_native(config.env_id)
+        _require_same_game(spec, native.spec)
+        play = native_evaluation(agent, native, count=count, **common)
+    else:
+        made = [env] if env else [make_environment(config.env_id, protocol=config.protocol) for _ in range(count)]
+        _require_same_game(spec, made[0].spec)
+        play = host_evaluation(agent, made, **common)
+    return lambda state, epoch: play(state, episode_seed(config.seed, epoch))
+
+
+def _require_same_game(spec: EnvSpec, other: EnvSpec) -> None:
+    """What was recorded must be what is played."""
+    for name in ("obs_shape", "frame_dtype", "num_actions", "action_low", "action_high"):
+        if getattr(spec, name) != getattr(other, name):
+            raise UserError(
+                f"The dataset is of {spec.id} with {name} {getattr(spec, name)}; {other.id} has {getattr(other, name)}."
+            )
+
+
 def seconds_per_step(config: Config, seconds: float = 1.0) -> float:
     """Of all its seeds together, once it learns; measured here, after compiling."""
+    if config.is_offline:
+        return _seconds_per_update(config, seconds)
     if not uses_compiled_loop(config):
         env = make_environment(config.env_id, protocol=config.protocol)
         replay = replay_factory(config, env.spec, rows=timing.ROWS)()
@@ -279,8 +363,35 @@ def seconds_per_step(config: Config, seconds: float = 1.0) -> float:
     return timing.time_calls(stretch, seconds).median / steps
 
 
+def _seconds_per_update(config: Config, seconds: float) -> float:
+    """With what evaluations take for each."""
+    spec = specification(config)
+    agent = make_agent(config, spec)
+    call = host.compile_agent(agent)
+    state, totals = call.init(config.seed), empty_totals(agent, config, spec)
+    batch = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), spec.batch(config.sampled_batch_size))
+    batch = batch._replace(ended=(), explored=())
+
+    def update() -> None:
+        nonlocal state, totals
+        state, totals = call.update(state, totals, batch)
+        jax.block_until_ready(state)
+
+    each = timing.time_calls(update, seconds / 2).median
+    if not config.evaluation_steps:
+        return each
+    steps = min(config.evaluation_steps, 200)
+    brief = config.replace(evaluation_steps=steps, max_episode_steps=steps)
+    evaluate = _evaluation(brief, agent, spec, None, lambda: False)
+    taken = timing.time_calls(lambda: evaluate(state, 0), seconds / 2, least=2).median
+    a_step = taken / sum(episode.length for episode in evaluate(state, 0))
+    return each + a_step * config.evaluation_steps / config.epoch_updates
+
+
 def _memory_line(config: Config, spec: EnvSpec) -> str:
     memory = replay_memory(config, spec)
+    if config.is_offline:
+        return f"{memory.total / 1e6:.3g} MB for its columns; frames stay on disk."
     if not config.streams:
         return f"{memory}."
     kept = f"{memory} for the probes to look at" if config.analysis else "there is no replay"

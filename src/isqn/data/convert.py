@@ -1,0 +1,165 @@
+"""From a source to a dataset: all of it, or a part of each checkpoint. A conversion that was stopped goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from queue import Full, Queue
+from threading import Event, Thread
+from typing import Any
+
+import numpy as np
+
+from isqn.data.dataset import INDEX, About, Dataset, Piece, Writer, read_index
+from isqn.data.sample import CONTEXT, INSIDE, TERMINATED, TRUNCATED
+from isqn.data.sources import Part, Source, minari_storage
+from isqn.keys import host_generator
+from isqn.types import EnvSpec, UserError
+
+SUBSETS = ("all", "first", "random-episodes")
+
+
+def convert(
+    source: Source,
+    spec: EnvSpec,
+    out: Path,
+    *,
+    subset: str = "all",
+    fraction: float = 1.0,
+    seed: int = 0,
+    report: Callable[[Part, int, int], None] = lambda *_: None,
+) -> Writer:
+    """Writes part by part; what a kill leaves is whole up to the last part, and the same call goes on from there."""
+    if not source.parts:
+        raise UserError("There is nothing to convert: no file of the source was found.")
+    checkpoints = len({part.checkpoint for part in source.parts})
+    about = About(source.policy, source.kind, subset, fraction, seed, checkpoints)
+    writer = Writer(out, spec, about)
+    done = _go_on(writer, out, about)
+    for part in source.parts:
+        if part.name in done:
+            continue
+        for piece in ahead(chosen(part, subset, fraction, seed)):
+            writer.extend(piece)
+            report(part, writer.total, len(done))
+        done.append(part.name)
+        writer.save(done=done, complete=len(done) == len(source.parts))
+        writer.tidy()
+    return writer
+
+
+def ahead(pieces: Iterator[Piece], count: int = 4) -> Iterator[Piece]:
+    """The same pieces, read and unpacked in a thread while the one before is packed."""
+    box: Queue[Piece | BaseException | None] = Queue(count)
+    stopped = Event()
+
+    def put(thing: Piece | BaseException | None) -> None:
+        while not stopped.is_set():
+            with suppress(Full):
+                return box.put(thing, timeout=0.1)
+
+    def read() -> None:
+        try:
+            for piece in pieces:
+                put(piece)
+                if stopped.is_set():
+                    return
+            put(None)
+        except BaseException as error:  # said where the pieces are used
+            put(error)
+
+    thread = Thread(target=read, daemon=True)
+    thread.start()
+    try:
+        while (thing := box.get()) is not None:
+            if isinstance(thing, BaseException):
+                raise thing
+            yield thing
+    finally:
+        stopped.set()
+        thread.join()
+
+
+def _go_on(writer: Writer, out: Path, about: About) -> list[str]:
+    """The parts that are there already."""
+    if not (out / INDEX).exists():
+        if out.exists() and any(out.iterdir()):
+            raise UserError(f"{out} is not empty and no dataset; give --out another folder.")
+        return []
+    index = read_index(out)
+    if index.get("complete", True):
+        raise UserError(f"{out} holds a dataset that is complete; give --out another folder, or delete it.")
+    if any(index[name] != value for name, value in vars(about).items()) or index["spec"] != writer.described_spec:
+        raise UserError(f"{out} holds a part of another conversion; give --out another folder, or delete it.")
+    writer.restore(index)
+    return list(index["done"])
+
+
+def chosen(part: Part, subset: str, fraction: float, seed: int) -> Iterator[Piece]:
+    """Of a checkpoint: all, its first transitions, or some of its episodes."""
+    left = round(fraction * part.size)
+    for number, piece in enumerate(part.pieces()):
+        if subset == "random-episodes":
+            if host_generator(seed, "subset", part.checkpoint, number).random() < fraction:
+                yield piece
+        elif subset == "all":
+            yield piece
+        else:
+            if left <= 0:
+                return
+            yield first_steps(piece, left)
+            left -= piece.num_transitions
+
+
+def first_steps(piece: Piece, most: int) -> Piece:
+    """A piece cut after so many transitions."""
+    starts = np.flatnonzero(piece.ends == INSIDE)
+    if len(starts) <= most:
+        return piece
+    rows = int(starts[most]) + 1  # the row that the last step leads to
+    cut = Piece(*(column[:rows].copy() for column in piece))
+    cut.ends[-1], cut.actions[-1], cut.rewards[-1] = TRUNCATED, 0, 0
+    return cut
+
+
+def to_minari(folder: Path, out: Path) -> None:
+    """A dataset as one of Minari's: frames as they are, an episode for each."""
+    dataset, storage_kind = Dataset.open(folder), minari_storage()
+    from gymnasium import spaces
+    from minari.data_collector import EpisodeBuffer
+
+    if out.exists() and any(out.iterdir()):
+        raise UserError(f"{out} is not empty; give --out another folder.")
+    spec = dataset.spec
+    dtype: Any = np.dtype(spec.frame_dtype)
+    low, high = (0, 255) if dtype == np.uint8 else (-np.inf, np.inf)
+    seen: spaces.Space[Any] = spaces.Box(low, high, spec.frame_shape, dtype)
+    if dtype.kind == "b":
+        seen = spaces.MultiBinary(spec.frame_shape)
+    taken: spaces.Space[Any] = spaces.Discrete(spec.num_actions, start=spec.first_action)
+    if spec.is_continuous:
+        kind: Any = np.dtype(spec.action_type)
+        least, most = (np.array(bound, kind).reshape(spec.action_box) for bound in (spec.action_low, spec.action_high))
+        taken = spaces.Box(least, most, dtype=kind)
+    (out / "data").mkdir(parents=True)
+    storage = storage_kind.new((out / "data").resolve(), seen, taken, jpeg_encoding=False)
+
+    def episodes() -> Iterator[Any]:
+        for number, piece in enumerate(piece for piece in dataset.pieces() if piece.num_transitions):
+            rows = np.flatnonzero(piece.ends != CONTEXT)
+            length = len(rows) - 1
+            ended = np.zeros((2, length), bool)
+            ended[0 if piece.ends[-1] == TERMINATED else 1, -1] = True
+            yield EpisodeBuffer(
+                id=number,
+                observations=piece.frames[rows],
+                actions=spec.for_environment(piece.actions[rows[:-1]].astype(spec.action_dtype)),
+                rewards=piece.rewards[rows[:-1]].tolist(),
+                terminations=ended[0].tolist(),
+                truncations=ended[1].tolist(),
+            )
+
+    storage.update_episodes(episodes())
+    name = f"{spec.id.partition('-v')[0].replace('/', '-').lower()}/{folder.resolve().name}-v0"  # Minari's way
+    storage.update_metadata({"dataset_id": name, "algorithm_name": dataset.index["policy"], "isqn_env_id": spec.id})

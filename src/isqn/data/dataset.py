@@ -1,0 +1,299 @@
+"""Datasets: rows of episodes in files that never change, mapped into memory, and an index that says what they are.
+
+A folder holds `index.json` and shards of as many rows each, in safetensors: the columns `actions`, `rewards` and
+`ends`, and the frames, each once, those of images compressed as the replay's. Columns are read into memory, 6 bytes a
+row where actions are few; frames stay on disk until they are drawn, so that a dataset may be larger than memory.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from math import prod
+from pathlib import Path
+from typing import Any, NamedTuple
+from zlib import crc32
+
+import numpy as np
+import safetensors.numpy
+from numpy.typing import NDArray
+
+from isqn.data.files import DamagedFile, Description, read_file, replace_text, sync, write_file
+from isqn.data.frames import Layout, StoredFrames, make_frames, map_arrays
+from isqn.data.sample import COLUMNS, ENDED, INSIDE, TERMINATED, TRUNCATED, Rows, action_dtype
+from isqn.types import EnvSpec, Transition, UserError
+
+Array = NDArray[Any]
+
+FORMAT = 1
+INDEX = "index.json"
+SHARD_ROWS = 2**16
+ZSTD_LEVEL = 3
+
+
+class Piece(NamedTuple):
+    """Consecutive rows of one episode, of which the last has ended. Rows of context may come first."""
+
+    frames: Array
+    actions: Array  # taken from a row; 0 where no step starts
+    rewards: Array
+    ends: Array
+
+    @property
+    def num_transitions(self) -> int:
+        return int((self.ends == INSIDE).sum())
+
+
+@dataclass(frozen=True)
+class About:
+    """Where rows are from; written to the index as it is."""
+
+    policy: str  # who played
+    source: str = ""  # what they were converted from
+    subset: str = "all"  # all, first or random-episodes
+    fraction: float = 1.0  # of the source, as it was asked for
+    seed: int = 0  # of a random subset
+    num_checkpoints: int = 1  # parts of the source, of each of which a subset was taken
+
+
+class Writer:
+    """Adds rows to a dataset. What was saved is whole after any kill; what came later is lost."""
+
+    def __init__(self, folder: Path, spec: EnvSpec, about: About) -> None:
+        self.folder, self.spec, self.about = folder, spec, about
+        self._layout = Layout.of(spec, 1, SHARD_ROWS)
+        # checksums of blocks find a damaged one when it is drawn
+        settings = {"checksum": True, "level": ZSTD_LEVEL} if spec.is_image else {}
+        self._frames = make_frames(self._layout, compress=spec.is_image, **settings)
+        self._actions = np.zeros((SHARD_ROWS, *spec.action_shape), action_dtype(spec))
+        self._rewards = np.zeros(SHARD_ROWS, np.float32)
+        self._ends = np.zeros(SHARD_ROWS, np.uint8)
+        self._files: list[Description] = []  # finished shards
+        self.total = 0  # rows
+
+    def add_first(self, frame: Array) -> None:
+        """The frame after a reset. An episode left unfinished before it counts as truncated."""
+        last = self._last
+        if self.total and not self._ends[last] & ENDED:
+            self._ends[last] = TRUNCATED
+        self._append(frame, INSIDE)
+
+    def add(self, action: Any, reward: float, terminated: bool, truncated: bool, frame: Array) -> None:
+        """The step taken from the last frame, and the frame it led to."""
+        self._actions[self._last], self._rewards[self._last] = action, reward
+        self._append(frame, TERMINATED if terminated else TRUNCATED if truncated else INSIDE)
+
+    def extend(self, piece: Piece) -> None:
+        """Rows that are complete."""
+        words = np.ascontiguousarray(piece.frames).reshape(len(piece.ends), -1).view(self._layout.word)
+        done = 0
+        while done < len(words):
+            place = self._begin_row()
+            rows = slice(done, min(len(words), done + SHARD_ROWS - place))
+            count = rows.stop - rows.start
+            self._frames.extend(self.total, words[rows])
+            for column, values in (
+                (self._actions, piece.actions),
+                (self._rewards, piece.rewards),
+                (self._ends, piece.ends),
+            ):
+                column[place : place + count] = values[rows]
+            self.total, done = self.total + count, rows.stop
+
+    @property
+    def _last(self) -> int:
+        return (self.total - 1) % SHARD_ROWS
+
+    def _begin_row(self) -> int:
+        """Its place in its shard; the one before is written if it is full."""
+        number, place = divmod(self.total, SHARD_ROWS)
+        if number > len(self._files):  # only now is the action of its last row known
+            self._files.append(self._write_shard(number - 1))
+        return place
+
+    def _append(self, frame: Array, end: int) -> None:
+        place = self._begin_row()
+        self._frames.append(self.total, np.ascontiguousarray(frame).reshape(-1).view(self._layout.word))
+        self._actions[place], self._rewards[place], self._ends[place] = 0, 0, end
+        self.total += 1
+
+    def _write_shard(self, number: int) -> Description:
+        count = min(SHARD_ROWS, self.total - number * SHARD_ROWS)
+        columns = {"actions": self._actions[:count], "rewards": self._rewards[:count], "ends": self._ends[:count]}
+        self.folder.mkdir(parents=True, exist_ok=True)
+        content = safetensors.numpy.save({**columns, **self._frames.segment(number, count)})
+        file = write_file(self.folder, f"rows-{number:06d}", content)
+        return {**file, "rows": count, "columns_crc32": _columns_crc(columns)}
+
+    def save(self, **more: Any) -> Description:
+        """Write what is new, and the index; describe, in JSON's terms, the files that hold the rows as they are."""
+        files = list(self._files)
+        if self.total > len(files) * SHARD_ROWS:
+            files.append(self._write_shard(len(files)))
+        described = {"rows": self.total, "files": files}
+        index = {"format": FORMAT, "spec": self.described_spec, **asdict(self.about), **described, **more}
+        text = json.dumps({**index, "index_sha256": _digest(index)}, indent=1)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        replace_text(self.folder / INDEX, text + "\n")
+        sync(self.folder)
+        return described
+
+    @property
+    def described_spec(self) -> Description:
+        """In JSON's terms."""
+        return {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(self.spec).items()}
+
+    def tidy(self) -> None:
+        """Delete what the index does not name: older states of the last shard."""
+        named = {file["name"] for file in read_index(self.folder)["files"]}
+        for path in self.folder.glob("rows-*"):
+            if path.name not in named:
+                path.unlink()
+
+    def restore(self, described: Description) -> None:
+        """Go on from what `save` described. Raises `DamagedFile` if a file is not what was written."""
+        self.total = described["rows"]
+        if not self.total:
+            return
+        *self._files, last = described["files"]  # the last may be full, but its last action still to come
+        arrays = safetensors.numpy.load(read_file(self.folder, last))
+        for name, column in (("actions", self._actions), ("rewards", self._rewards), ("ends", self._ends)):
+            column[: len(arrays[name])] = arrays[name]
+        self._frames.restore(len(self._files), arrays)
+
+
+class Dataset:
+    """Rows that were written: read-only, drawn from as a replay is."""
+
+    def __init__(self, folder: Path, index: Description, rows: Rows) -> None:
+        self.folder, self.index, self.rows, self.spec = folder, index, rows, rows.spec
+        self.digest = _digest(index)  # of what is in it, file by file
+
+    @staticmethod
+    def open(
+        folder: Path, *, num_steps_return: int = 1, discount: float = 0.99, reward_clip: float | None = None
+    ) -> Dataset:
+        index = read_index(folder)
+        spec = spec_of(index)
+        paths = [folder / file["name"] for file in index["files"]]
+        shards = [_open_shard(path, file) for path, file in zip(paths, index["files"], strict=True)]
+        actions, rewards, ends = (np.concatenate([shard[name] for shard in shards]) for name in COLUMNS)
+        if not ends[-1] & ENDED:
+            ends[-1] = TRUNCATED  # nothing is known of what came after it
+        layout = Layout.of(spec, 1, SHARD_ROWS)
+        rows = Rows(
+            spec,
+            layout,
+            len(ends),
+            StoredFrames(paths, shards, SHARD_ROWS),
+            actions,
+            rewards,
+            ends,
+            num_steps_return=num_steps_return,
+            discount=discount,
+            reward_clip=reward_clip,
+            total=len(ends),
+        )
+        dataset = Dataset(folder, index, rows)
+        if not dataset.num_transitions:
+            raise UserError(f"{folder} holds no transition: {len(ends)} rows, in none of which a step starts.")
+        return dataset
+
+    @property
+    def num_transitions(self) -> int:
+        return int((self.rows.ends == INSIDE).sum())
+
+    @property
+    def num_episodes(self) -> int:
+        return int((self.rows.ends & ENDED != 0).sum())
+
+    def describe(self) -> str:
+        part = "" if self.index["subset"] == "all" else f" ({self.index['subset']}, {self.index['fraction']:.3g})"
+        return f"{self.num_transitions:,} transitions of {self.spec.id} by {self.index['policy']}{part}"
+
+    def sample(self, batch_size: int, generator: np.random.Generator) -> Transition:
+        return self.rows.sample(batch_size, generator)
+
+    def pieces(self, since: int = 0, until: int | None = None) -> Iterator[Piece]:
+        """Every episode that begins in these rows, from the first to the last."""
+        ends = np.flatnonzero(self.rows.ends & ENDED)
+        for first, last in zip([0, *(ends[:-1] + 1).tolist()], ends.tolist(), strict=True):
+            if first < since or (until is not None and first >= until):
+                continue
+            here = slice(first, last + 1)
+            rows = self.rows
+            yield Piece(self.frames(first, last + 1), rows.actions[here], rows.rewards[here], rows.ends[here])
+
+    def frames(self, first: int, end: int) -> Array:
+        """Those of some rows."""
+        layout = self.rows.layout
+        window: Array = np.zeros((1, end - first, layout.words), layout.word)
+        self.rows.frames.read(window, np.array([first]), np.array([first]), np.array([end - 1]))
+        return window[0].view(self.spec.frame_dtype).reshape(-1, *self.spec.frame_shape)
+
+    def problems(self) -> Iterator[str]:
+        """Files that are not what was written; reads all of them."""
+        for file in self.index["files"]:
+            try:
+                read_file(self.folder, file)
+            except DamagedFile as error:
+                yield str(error)
+
+
+def columns_bytes(spec: EnvSpec, rows: int) -> int:
+    """What a dataset takes in memory while it is open."""
+    width = action_dtype(spec).itemsize * prod(spec.action_shape)
+    return rows * (width + np.dtype(np.float32).itemsize + np.dtype(np.uint8).itemsize)
+
+
+def read_index(folder: Path) -> Description:
+    """Of a dataset that is there, or a sentence."""
+    path = folder / INDEX
+    if not path.is_file():
+        raise UserError(
+            f"{folder} is not a dataset: there is no {INDEX} in it; `isqn data collect` and `isqn data convert` make "
+            "datasets, and `isqn train dqn --record-dataset` does while it learns."
+        )
+    try:
+        index = json.loads(path.read_text())
+        if index.pop("index_sha256") != _digest(index):
+            raise ValueError("its checksum differs")
+        if index["format"] != FORMAT:
+            raise UserError(f"{path} has format {index['format']}; this version reads format {FORMAT}.")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{path} is damaged ({type(error).__name__}: {error}); write the dataset again.") from None
+    if not index["files"]:
+        raise UserError(f"{folder} holds no rows yet.")
+    return index
+
+
+def spec_of(index: Description) -> EnvSpec:
+    fields: Any = {name: tuple(v) if isinstance(v, list) else v for name, v in index["spec"].items()}
+    return EnvSpec(**fields)
+
+
+def _open_shard(path: Path, file: Description) -> dict[str, Array]:
+    size = path.stat().st_size if path.is_file() else None
+    if size != file["bytes"]:
+        found = "is missing" if size is None else f"has {size:,} bytes and was written with {file['bytes']:,}"
+        raise UserError(f"{path} {found}; copy the dataset again, or make it anew.")
+    try:
+        arrays = map_arrays(path)
+        if _columns_crc(arrays) != file["columns_crc32"]:
+            raise DamagedFile(f"{path} is damaged: the checksum of its columns differs.")
+        return arrays
+    except (DamagedFile, KeyError) as error:
+        raise UserError(f"{error} Copy the dataset again, or make it anew.") from None
+
+
+def _columns_crc(arrays: dict[str, Array]) -> int:
+    checksum = 0
+    for name in COLUMNS:
+        checksum = crc32(arrays[name].tobytes(), checksum)
+    return checksum
+
+
+def _digest(index: Description) -> str:
+    return sha256(json.dumps(index, sort_keys=True).encode()).hexdigest()

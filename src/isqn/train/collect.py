@@ -1,0 +1,86 @@
+"""Datasets of a trained agent: it plays, and what it does is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from isqn.agents.q_learning import Agent, AgentState
+from isqn.data.dataset import INDEX, About, Writer, read_index
+from isqn.envs.adapter import Environment
+from isqn.keys import episode_seed
+from isqn.train.evaluate import STOPPED, FrameStack
+from isqn.train.host import compile_agent
+from isqn.types import Interrupted, UserError
+
+SAVE_STEPS = 50_000
+
+
+def collect(
+    agent: Agent,
+    state: AgentState,
+    env: Environment,
+    out: Path,
+    about: About,
+    *,
+    steps: int,
+    seed: int,
+    epsilon: float,
+    max_episode_steps: int,
+    should_stop: Callable[[], bool] = lambda: False,
+    report: Callable[[int, float], None] = lambda *_: None,
+) -> Writer:
+    """At least so many steps, to the end of an episode. The same call goes on with what a kill has left."""
+    call = compile_agent(agent)
+    writer, stack = Writer(out, env.spec, about), FrameStack(env.spec)
+    state = state._replace(seed=jnp.asarray(seed, jnp.uint32))
+    asked = {"steps": steps, "epsilon": epsilon, "seed": seed, "policy": about.policy}
+    step, episode, saved = _go_on(writer, out, asked, resumable=not agent.streams)
+
+    def see(frame: np.ndarray) -> np.ndarray:
+        nonlocal state
+        state, seen = call.watch(state, frame)
+        return seen
+
+    while step < steps:
+        frame = env.reset(episode_seed(seed, episode), restart=True)
+        obs, length, over, total = stack.reset(see(frame)), 0, False, 0.0
+        writer.add_first(frame)
+        while not over:
+            action = np.asarray(call.act(state, obs, epsilon, step, episode).action)
+            frame, reward, terminated, truncated = env.step(action)
+            step, length, total = step + 1, length + 1, total + reward
+            truncated = truncated or (not terminated and length >= max_episode_steps)
+            writer.add(action, reward, terminated, truncated, frame)
+            obs, over = stack.push(see(frame)), terminated or truncated
+            if over and env.continues and length < max_episode_steps:  # a lost life is not the end of the game
+                frame = env.reset(episode_seed(seed, episode))
+                obs, over = stack.reset(see(frame)), False
+                writer.add_first(frame)
+        episode += 1
+        report(step, total)
+        if step - saved >= SAVE_STEPS or step >= steps:
+            saved = step
+            writer.save(collected={**asked, "step": step, "episode": episode}, complete=step >= steps)
+            writer.tidy()
+        if should_stop():
+            raise Interrupted(f"{STOPPED.split(';')[0]}; the same command goes on from step {saved:,}")
+    return writer
+
+
+def _go_on(writer: Writer, out: Path, asked: dict[str, Any], *, resumable: bool) -> tuple[int, int, int]:
+    """Step, episode and the step that is saved."""
+    if not (out / INDEX).exists():
+        if out.exists() and any(out.iterdir()):
+            raise UserError(f"{out} is not empty and no dataset; give --out another folder.")
+        return 0, 0, 0
+    index = read_index(out)
+    done = index.get("collected", {})
+    if index.get("complete", True) or any(done.get(name) != value for name, value in asked.items()) or not resumable:
+        raise UserError(f"{out} holds another dataset; give --out another folder, or delete it.")
+    writer.restore(index)
+    return done["step"], done["episode"], done["step"]

@@ -1,0 +1,226 @@
+"""The offline loop: all is learned from a dataset; before the first update and after each epoch the agent plays.
+
+A batch is a function of the seed and its number, so batches are drawn ahead, in a thread, while updates run; several at
+a time, because that takes little longer than one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from isqn.agents.q_learning import Agent, AgentState
+from isqn.analysis.probes import probe_columns, probe_features
+from isqn.data.dataset import Dataset
+from isqn.experiments.config import Config
+from isqn.keys import host_generator
+from isqn.train import checkpoint
+from isqn.train.evaluate import Episode
+from isqn.train.host import compile_agent
+from isqn.train.loop import Epoch, empty_totals, means, metrics_columns, require_finite, save_best
+from isqn.train.progress import Progress, memory_mb
+from isqn.train.record import EPISODE_COLUMNS, Table, Tracker, require_tables
+from isqn.types import Interrupted, Transition, UserError
+
+GROUP = 8  # batches drawn at a time
+AHEAD = 2  # groups
+
+
+@dataclass
+class Counters:
+    """Where the run is; saved as JSON."""
+
+    updates: int = 0
+    epoch: int = 0  # the next one to be evaluated
+    episode: int = 0
+    seconds: float = 0.0
+    logged_updates: int = 0  # updates summed in the totals that the next row of metrics averages
+    waited: float = 0.0  # seconds for batches, since then
+    best: float | None = None
+
+
+class Batches:
+    """One after the other, from a number on; a thread draws them before they are asked for."""
+
+    def __init__(self, draw: Callable[[int], list[Transition]], first: int) -> None:
+        self._draw, self._next, skipped = draw, *divmod(first, GROUP)
+        self._drawn = deque[Future[list[Transition]]]()
+        self.thread = ThreadPoolExecutor(1)  # whatever is drawn from a dataset is drawn in it
+        self._left = iter(self._group()[skipped:])
+
+    def _group(self) -> list[Transition]:
+        while len(self._drawn) <= AHEAD:
+            self._drawn.append(self.thread.submit(self._draw, self._next))
+            self._next += 1
+        return self._drawn.popleft().result()
+
+    def __next__(self) -> Transition:
+        try:
+            return next(self._left)
+        except StopIteration:
+            self._left = iter(self._group())
+            return next(self._left)
+
+    def close(self) -> None:
+        self.thread.shutdown(cancel_futures=True)
+
+
+def train(
+    config: Config,
+    run_dir: Path,
+    agent: Agent,
+    dataset: Dataset,
+    evaluate: Callable[[AgentState, int], list[Episode]],
+    *,
+    should_stop: Callable[[], bool] = lambda: False,
+    progress: Progress | None = None,
+) -> Iterator[Epoch]:
+    """Train from the newest checkpoint in `run_dir`, or from the start; yield each epoch's result.
+
+    `evaluate` plays with a state for an epoch; it raises `Interrupted` if it is to stop.
+    """
+    scheme, seed, spec = config.target_scheme, config.seed, dataset.spec
+    call = compile_agent(agent)
+    progress = progress or Progress(config.length, enabled=False)
+    count = Counters()
+    totals = empty_totals(agent, config, spec)
+    state = call.init(seed)
+    columns = (*metrics_columns(totals, probe_columns(config)), "waiting_share")
+    lengths: dict[str, int | None] = {"evaluations": None, "metrics": None}
+    restored = _restore(run_dir, dataset, state, totals)
+    if restored:
+        state, totals, count, lengths = restored
+    evaluations = Table(run_dir / "evaluations.csv", EPISODE_COLUMNS, lengths["evaluations"])
+    metrics = Table(run_dir / "metrics.csv", columns, lengths["metrics"])
+    tracker = Tracker(config, run_dir)
+    last_return: float | None = None
+    last_loss: float | None = None
+    clock = time.monotonic() - count.seconds
+    saved_at = logged_at = time.monotonic()
+    logged_updates = count.updates
+
+    def draw(group: int) -> list[Transition]:
+        return split(dataset.sample(GROUP * config.batch_size, host_generator(seed, "replay", group)))
+
+    def save() -> None:
+        nonlocal saved_at
+        require_finite((state.params, totals), run_dir, count.updates)
+        count.seconds = time.monotonic() - clock
+        for table in (evaluations, metrics):
+            table.flush_to_disk()
+        manifest = {
+            "config": config.kept(),
+            "counters": asdict(count),
+            "learned_from": dataset.digest,
+            "tables": {"evaluations": evaluations.length, "metrics": metrics.length},
+        }
+        arrays = checkpoint.flatten({"agent": state, "totals": totals})
+        checkpoint.write(checkpoint.folder_of(run_dir, count.updates), arrays, manifest)
+        checkpoint.tidy(run_dir)
+        saved_at = time.monotonic()
+
+    batches = Batches(draw, count.updates)
+    try:
+        while True:
+            if count.updates == config.epoch_end(count.epoch):
+                save()  # a kill in the middle of an evaluation loses that evaluation only
+                result = Epoch(count.epoch, count.updates, [])
+                for played in evaluate(state, count.epoch):
+                    row = {
+                        "epoch": count.epoch,
+                        "episode": count.episode,
+                        "step": count.updates,
+                        "return": played.episodic_return,
+                        "length": played.length,
+                        "seconds": time.monotonic() - clock,
+                    }
+                    evaluations.add(row)
+                    tracker.log({"return": played.episodic_return, "length": played.length}, count.updates)
+                    result.returns.append(played.episodic_return)
+                    count.episode += 1
+                count.epoch += 1
+                if result.returns:
+                    last_return = result.mean_return
+                    if count.best is None or result.mean_return > count.best:
+                        count.best = result.mean_return
+                        save_best(run_dir, state, result)
+                save()
+                logged_at = time.monotonic()
+                yield result
+                if count.epoch == config.num_epochs:
+                    return
+
+            began = time.monotonic()
+            batch = next(batches)
+            if totals["loss"].is_ready():  # the device has nothing else to do
+                count.waited += time.monotonic() - began
+            state, totals = call.update(state, totals, batch)
+            count.updates += 1
+            count.logged_updates += 1
+            if agent.refreshes and count.updates % config.target_update_period == 0:
+                state = call.refresh(state)
+            elif scheme.num_copies > 1 and count.updates % config.target_sync_period == 0:
+                state = call.sync(state)
+
+            if count.updates % config.row_length == 0:
+                require_finite((state.params, totals), run_dir, count.updates)
+                now = time.monotonic()
+                row = {
+                    "step": count.updates,
+                    "updates": count.updates,
+                    **means(totals, count.logged_updates),
+                    "steps_per_second": (count.updates - logged_updates) / (now - logged_at),
+                    "memory_mb": memory_mb(),
+                    "seconds": now - clock,
+                    "waiting_share": count.waited / (now - logged_at),
+                }
+                last_loss = row["loss"]
+                totals, count.logged_updates = jax.tree.map(jnp.zeros_like, totals), 0
+                if config.analysis:
+                    generator = host_generator(seed, "probe", count.updates)
+                    looked_at = batches.thread.submit(dataset.sample, config.analysis_samples, generator).result()
+                    row |= probe_features(agent, state, looked_at)
+                metrics.add(row)
+                tracker.log(row, count.updates)
+                count.waited, logged_at, logged_updates = 0.0, time.monotonic(), count.updates
+            progress.show(count.updates, last_return, last_loss)
+
+            stopping = should_stop()
+            if stopping or time.monotonic() - saved_at > 60 * config.checkpoint_minutes:
+                save()
+            if stopping:
+                raise Interrupted(f"stopped after {count.updates:,} updates; go on with `isqn resume {run_dir}`")
+    finally:
+        batches.close()
+        evaluations.close()
+        metrics.close()
+        tracker.close()
+
+
+def split(group: Transition) -> list[Transition]:
+    """One behind the other."""
+    parts = [np.split(column, GROUP) for column in group[:5]]
+    return [Transition(*columns) for columns in zip(*parts, strict=True)]
+
+
+def _restore(run_dir: Path, dataset: Dataset, state: Any, totals: Any) -> Any:
+    for step, arrays, manifest in checkpoint.newest_good(run_dir):
+        if manifest["learned_from"] != dataset.digest:
+            raise UserError(f"{dataset.folder} is not what {run_dir} was trained on: its index has changed since.")
+        tree = checkpoint.unflatten({"agent": state, "totals": totals}, arrays, checkpoint.folder_of(run_dir, step))
+        require_tables(run_dir, manifest["tables"])
+        checkpoint.drop_after(run_dir, step)
+        tree = jax.tree.map(jnp.asarray, tree)
+        return tree["agent"], tree["totals"], Counters(**manifest["counters"]), manifest["tables"]
+    if checkpoint.steps(run_dir):
+        raise UserError(f"{run_dir} has no checkpoint that can be read; move the folder away to train it anew.")
+    return None

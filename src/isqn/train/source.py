@@ -1,0 +1,53 @@
+"""Which kind of source a folder is, and what was played there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from isqn.data import sources
+from isqn.data.dataset import INDEX, read_index, spec_of
+from isqn.envs import atari
+from isqn.envs.adapter import make_environment
+from isqn.types import EnvSpec, UserError
+
+KINDS = (
+    "a dataset of this package (index.json), DQN replay ($store$_observation_ckpt.N.gz), d4rl-atari "
+    "(N/observation.gz), RL Unplugged (run_R-NNNNN-of-MMMMM) or Minari (data/metadata.json)"
+)
+
+
+def find_source(folder: Path, env_id: str | None, run: int, checkpoints: int) -> tuple[sources.Source, EnvSpec]:
+    if (folder / INDEX).is_file():
+        spec = spec_of(read_index(folder))
+        if env_id not in (None, spec.id):
+            raise UserError(f"{folder} is of {spec.id}, not of --env-id {env_id}.")
+        return sources.own(folder, checkpoints), spec
+    if any(folder.glob("$store$_observation_ckpt.*.gz")):
+        spec = _atari(folder, env_id)
+        return sources.dopamine(folder, spec), spec
+    if any(folder.glob("*/observation.gz")):
+        spec = _atari(folder, env_id)
+        return sources.d4rl_atari(folder, spec), spec
+    if any(folder.glob("run_*-of-*")):
+        spec = _atari(folder, env_id)
+        source = sources.rl_unplugged(folder, spec, run)
+        if not source.parts:
+            raise UserError(f"{folder} has no file of --run {run}.")
+        return source, spec
+    if any((folder / name).is_file() for name in ("metadata.json", "data/metadata.json")):
+        env = make_environment(env_id or sources.minari_env_id(folder) or _no_environment(folder))
+        return sources.minari(folder, env.spec, env.to_frame), env.spec
+    raise UserError(f"{folder} is nothing that can be converted; known are {KINDS}.")
+
+
+def _atari(folder: Path, env_id: str | None) -> EnvSpec:
+    """Of the game that is named, or stands in the path."""
+    games = {name.removeprefix("ALE/").removesuffix("-v5"): name for name in atari.games()}
+    named = [games[part] for part in reversed(folder.resolve().parts) if part in games]
+    env = make_environment(env_id or (named[0] if named else _no_environment(folder)))
+    env.close()
+    return env.spec
+
+
+def _no_environment(folder: Path) -> str:
+    raise UserError(f"{folder} does not say what was played; name it by --env-id.")

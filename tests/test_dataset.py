@@ -1,0 +1,297 @@
+"""Datasets: what a replay would give, from files that are whole or refused."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from isqn.data import dataset as module
+from isqn.data.convert import chosen, convert, first_steps
+from isqn.data.dataset import INDEX, About, Dataset, Piece, Writer, read_index
+from isqn.data.inspect import examine, remarks
+from isqn.data.replay import Replay
+from isqn.data.sample import CONTEXT, INSIDE, TERMINATED, TRUNCATED
+from isqn.data.sources import Part, own
+from isqn.types import UserError
+from test_replay import DISCOUNT, FRAMES, make_spec
+from test_replay import play as rows_played
+
+EPISODES = st.lists(
+    st.tuples(st.integers(1, 30), st.sampled_from(["terminated", "truncated"])), min_size=1, max_size=12
+)
+
+
+@pytest.fixture(autouse=True)
+def small_shards(monkeypatch):
+    monkeypatch.setattr(module, "SHARD_ROWS", 32)
+
+
+def play(*args) -> None:
+    for _ in rows_played(*args):
+        pass
+
+
+def written(folder: Path, spec, episodes, seed=0, **about) -> Writer:
+    writer = Writer(folder, spec, About("somebody", **about))
+    play(spec, episodes, seed, writer)
+    writer.save()
+    return writer
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    frame=st.sampled_from(FRAMES),
+    stack=st.integers(1, 4),
+    n=st.integers(1, 3),
+    clip=st.sampled_from([None, 0.5]),
+    episodes=EPISODES,
+    seed=st.integers(0, 99),
+)
+def test_a_dataset_gives_what_a_replay_would(frame, stack, n, clip, episodes, seed):
+    spec = make_spec(*frame, stack=stack)
+    replay = Replay(spec, 1_000, compress=False, num_steps_return=n, discount=DISCOUNT, reward_clip=clip)
+    with tempfile.TemporaryDirectory() as folder:
+        writer = Writer(Path(folder), spec, About("somebody"))
+        play(spec, episodes, seed, replay, writer)
+        writer.save()
+        dataset = Dataset.open(Path(folder), num_steps_return=n, discount=DISCOUNT, reward_clip=clip)
+        starts = dataset.rows.valid_starts()
+        np.testing.assert_array_equal(starts, replay.valid_starts())
+        for mine, theirs in zip(dataset.rows.gather(starts), replay.gather(starts), strict=True):
+            np.testing.assert_array_equal(mine, theirs)
+        assert dataset.num_transitions == sum(length for length, _ in episodes)
+        assert dataset.num_episodes == len(episodes)
+
+
+@pytest.mark.parametrize("frame", [((4, 4, 1), "uint8"), ((3,), "float32")])
+@pytest.mark.parametrize("rows", [0, 1, 31, 32, 33, 50, 64])
+def test_a_writer_goes_on_where_it_was_saved(frame, rows, tmp_path):
+    """To the same files, wherever that was: in a block, at the end of a shard, between a frame and its action."""
+    spec, steps = make_spec(*frame), [(20, "terminated")] * 5
+    whole = written(tmp_path / "whole", spec, steps).save()
+
+    class Stopped(Writer):
+        """Saved after so many rows, then made anew."""
+
+        def _append(self, *row):
+            super()._append(*row)
+            if self.total == rows:
+                described = json.loads(json.dumps(self.save()))
+                self.__init__(self.folder, self.spec, self.about)
+                self.restore(described)
+
+    stopped = Stopped(tmp_path / "stopped", spec, About("somebody"))
+    play(spec, steps, 0, stopped)
+    assert stopped.save() == whole
+    stopped.tidy()
+    names = [sorted(path.name for path in (tmp_path / name).iterdir()) for name in ("whole", "stopped")]
+    assert names[0] == names[1]
+
+
+def test_an_episode_that_goes_on_ends_with_the_file(tmp_path):
+    spec = make_spec()
+    writer = Writer(tmp_path, spec, About("somebody"))
+    rng = np.random.default_rng(0)
+    frames = rng.integers(0, 256, (4, *spec.frame_shape)).astype(np.uint8)
+    writer.add_first(frames[0])
+    for frame in frames[1:]:
+        writer.add(1, 2.0, False, False, frame)
+    writer.save()
+    dataset = Dataset.open(tmp_path)
+    assert dataset.rows.valid_starts().tolist() == [0, 1, 2]
+    assert dataset.rows.gather(np.array([2])).discount == np.float32(0.99)
+
+
+def test_nobody_starts_from_context_but_stacks_show_it(tmp_path):
+    """A transition of which both stacks are known: five frames, of which one is started from."""
+    spec = make_spec((2, 2, 1), stack=4)
+    frames = np.arange(1, 11, dtype=np.uint8)[:, None, None, None] * np.ones((1, 2, 2, 1), np.uint8)
+    ends = np.array([CONTEXT] * 3 + [INSIDE, TERMINATED], np.uint8)
+    writer = Writer(tmp_path, spec, About("somebody"))
+    for half in (frames[:5], frames[5:]):
+        writer.extend(Piece(half, np.array([0, 0, 0, 3, 0]), np.array([0, 0, 0, 7.0, 0]), ends))
+    writer.save()
+    dataset = Dataset.open(tmp_path)
+    assert dataset.rows.valid_starts().tolist() == [3, 8]
+    batch = dataset.rows.gather(np.array([3, 8]))
+    assert batch.obs[:, 0, 0].tolist() == [[1, 2, 3, 4], [6, 7, 8, 9]]
+    assert batch.next_obs[:, 0, 0].tolist() == [[2, 3, 4, 5], [7, 8, 9, 10]]
+    assert (batch.action.tolist(), batch.reward.tolist(), batch.discount.tolist()) == ([3, 3], [7, 7], [0, 0])
+
+
+def test_sampling_is_uniform_over_transitions(tmp_path):
+    written(tmp_path, make_spec(), [(1, "terminated"), (30, "truncated"), (3, "terminated")])
+    dataset = Dataset.open(tmp_path)
+    drawn = np.concatenate([dataset.rows._draw(100, np.random.default_rng(i)) for i in range(340)])
+    counts = np.bincount(drawn)[dataset.rows.valid_starts()]
+    assert counts.sum() == 34_000
+    assert len(counts) == 34
+    assert abs(counts - 1_000).max() < 5 * 1_000**0.5
+
+
+# -- damage
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    written(tmp_path / "data", make_spec(), [(40, "terminated")] * 3)
+    return tmp_path / "data"
+
+
+def test_a_damaged_block_is_named_when_it_is_drawn(folder):
+    shard = sorted(folder.glob("rows-*"))[1]
+    content = bytearray(shard.read_bytes())
+    place = content.index(b"\x28\xb5\x2f\xfd") + 12  # in the first block of zstd
+    content[place] ^= 255
+    shard.write_bytes(content)
+    dataset = Dataset.open(folder)  # its columns are good
+    with pytest.raises(UserError, match=rf"{shard.name} is damaged: block 0, at byte 0 of its frames"):
+        dataset.frames(32, 40)
+    assert [str(shard) in problem for problem in dataset.problems()] == [True]
+
+
+def change_a_reward(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    length = int.from_bytes(content[:8], "little")
+    content[8 + length + json.loads(content[8 : 8 + length])["rewards"]["data_offsets"][0]] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("damage", "sentence"),
+    [
+        (lambda path: path.unlink(), "is missing; copy the dataset again"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-1]), "bytes and was written with"),
+        (lambda path: change_a_reward(path), "the checksum of its columns differs"),
+        (lambda path: path.write_bytes(b"\xff" * path.stat().st_size), "cannot be read"),
+    ],
+)
+def test_damaged_files_are_refused(damage, sentence, folder):
+    damage(sorted(folder.glob("rows-*"))[0])
+    with pytest.raises(UserError, match=sentence):
+        Dataset.open(folder)
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[]", "null", '{"format": 1, "index_sha256": "0"}'])
+def test_a_damaged_index_is_one_sentence(content, folder):
+    (folder / INDEX).write_text(content)
+    with pytest.raises(UserError, match=r"index\.json is damaged"):
+        Dataset.open(folder)
+
+
+def test_a_folder_without_an_index(tmp_path):
+    with pytest.raises(UserError, match=r"is not a dataset: there is no index\.json in it; `isqn data collect`"):
+        Dataset.open(tmp_path)
+
+
+# -- subsets
+
+
+def test_the_first_steps_of_a_piece():
+    ends = np.array([CONTEXT, INSIDE, INSIDE, INSIDE, TERMINATED], np.uint8)
+    piece = Piece(np.arange(5), np.arange(10, 15), np.arange(20.0, 25.0), ends)
+    assert first_steps(piece, 3) is piece
+    cut = first_steps(piece, 2)
+    assert cut.frames.tolist() == [0, 1, 2, 3]
+    assert cut.ends.tolist() == [CONTEXT, INSIDE, INSIDE, TRUNCATED]
+    assert cut.actions.tolist() == [10, 11, 12, 0]
+    assert cut.num_transitions == 2
+
+
+def test_the_first_of_each_part(tmp_path):
+    """300 steps in 10 parts: 10 % are the first 3 of each, from its first episode on."""
+    spec = make_spec()
+    written(tmp_path / "all", spec, [(10, "terminated")] * 30)
+    source = own(tmp_path / "all", 10)
+    assert [part.size for part in source.parts] == [30] * 10
+    convert(source, spec, tmp_path / "part", subset="first", fraction=0.1)
+    part, whole = Dataset.open(tmp_path / "part"), Dataset.open(tmp_path / "all")
+    assert part.num_transitions == 30
+    mine, theirs = (d.rows.gather(d.rows.valid_starts()) for d in (part, whole))
+    for column, of_all in zip(mine[:4], theirs[:4], strict=True):
+        np.testing.assert_array_equal(column, of_all.reshape(10, 30, *of_all.shape[1:])[:, :3].reshape(column.shape))
+    index = read_index(tmp_path / "part")
+    assert (index["subset"], index["fraction"], index["num_checkpoints"]) == ("first", 0.1, 10)
+
+
+def test_random_episodes_are_whole_and_depend_on_the_seed():
+    pieces = [Piece(*[np.full(2, i)] * 3, np.array([INSIDE, TERMINATED], np.uint8)) for i in range(2_000)]
+    part = Part("all", 0, 2_000, lambda: iter(pieces))
+    taken = [[int(p.frames[0]) for p in chosen(part, "random-episodes", 0.1, seed)] for seed in (0, 0, 1)]
+    assert taken[0] == taken[1] != taken[2]
+    assert 150 < len(taken[0]) < 250
+
+
+@pytest.mark.parametrize("stopped_in", [0, 1, 2])
+def test_a_conversion_that_was_stopped_goes_on(stopped_in, tmp_path):
+    """To the same bits; parts that are done are not read again."""
+    spec = make_spec()
+    written(tmp_path / "all", spec, [(10, "terminated")] * 12)
+    source = own(tmp_path / "all", 3)
+    convert(source, spec, tmp_path / "whole")
+    read = []
+
+    def part(number: int, fails: bool) -> Part:
+        def pieces():
+            read.append(number)
+            for index, piece in enumerate(source.parts[number].pieces()):
+                if fails and index == 2:
+                    raise KeyboardInterrupt
+                yield piece
+
+        return source.parts[number]._replace(pieces=pieces)
+
+    broken = source._replace(parts=[part(number, number == stopped_in) for number in range(3)])
+    with pytest.raises(KeyboardInterrupt):
+        convert(broken, spec, tmp_path / "part")
+    read.clear()
+    convert(source._replace(parts=[part(number, False) for number in range(3)]), spec, tmp_path / "part")
+    assert read == list(range(stopped_in, 3))
+    assert read_index(tmp_path / "part") == read_index(tmp_path / "whole")
+    with pytest.raises(UserError, match="holds a dataset that is complete"):
+        convert(source, spec, tmp_path / "part")
+
+
+def test_a_conversion_does_not_go_on_with_another_one(tmp_path):
+    spec = make_spec()
+    written(tmp_path / "all", spec, [(10, "terminated")] * 4)
+    writer = Writer(tmp_path / "part", spec, About("somebody", "isqn", "first", 0.5))
+    play(spec, [(3, "terminated")], 0, writer)
+    writer.save(done=[], complete=False)
+    with pytest.raises(UserError, match="holds a part of another conversion"):
+        convert(own(tmp_path / "all", 1), spec, tmp_path / "part", subset="first", fraction=0.25)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "letter.txt").write_text("dear")
+    with pytest.raises(UserError, match="is not empty and no dataset"):
+        convert(own(tmp_path / "all", 1), spec, tmp_path / "other")
+
+
+# -- what is said of it
+
+
+def test_what_is_found(tmp_path):
+    spec = make_spec(num_actions=3)
+    writer = Writer(tmp_path, spec, About("somebody"))
+    blank = np.zeros(spec.frame_shape, np.uint8)
+    for returns in ([1.0, 0.0], [1.0, -1.0, 1.0, 1.0]):
+        writer.add_first(blank)
+        for step, reward in enumerate(returns, start=1):
+            writer.add(step % 2, reward, step == len(returns), False, blank)
+    writer.save()
+    dataset = Dataset.open(tmp_path)
+    found = examine(dataset)
+    assert (found["transitions"], found["episodes"], found["terminated"]) == (6, 2, 2)
+    assert (found["returns"]["mean"], found["returns"]["least"], found["returns"]["most"]) == (1.5, 1.0, 2.0)
+    assert found["lengths"]["median"] == 3.0
+    assert found["actions"] == [0.5, 0.5, 0.0]
+    assert [*remarks(dataset, found)] == [
+        "all rewards are -1, 0 or 1: they may have been clipped, and then returns are not those of the game",
+        "actions never taken: 2",
+        "100% of frames are the same as the one before",
+    ]

@@ -1,0 +1,325 @@
+"""Learning from a dataset: laws of its losses, runs that resume to the same bits, evaluations of whole games."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+import isqn
+from helpers import SMALL, make_agent, random_batch
+from isqn.cli import main
+from isqn.data.dataset import Dataset, read_index
+from isqn.envs.adapter import make_environment
+from isqn.envs.native import make_native
+from isqn.experiments.config import AGENTS, Config
+from isqn.losses import cloning
+from isqn.train import checkpoint, offline, record, run
+from isqn.train.evaluate import host_evaluation, native_evaluation
+from isqn.types import Interrupted, Transition, UserError, Values
+
+CLOCKS = {"seconds", "steps_per_second", "memory_mb", "waiting_share"}
+SCHEMES = [("target-based", 1), ("iterated-shared", 2), ("iterated-target-based", 2)]
+
+LOGGED = Config(
+    env_id="isqn/Chain-v0",
+    record_dataset=True,
+    hidden_sizes=(8,),
+    total_timesteps=600,
+    epoch_steps=300,
+    log_period_steps=100,
+    learning_starts=50,
+    buffer_size=200,
+    epsilon_end=0.5,
+)
+
+
+@pytest.fixture(scope="module")
+def logged(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("logged") / "run"
+    run.start(LOGGED, folder, quiet=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def data(logged) -> Path:
+    return logged / "dataset"
+
+
+def small(data: Path, **changes) -> Config:
+    fields = {
+        "env_id": "isqn/Chain-v0",
+        "dataset": str(data),
+        "hidden_sizes": (8,),
+        "num_updates": 60,
+        "epoch_updates": 25,
+        "log_period_updates": 10,
+        "target_update_period": 7,
+        "evaluation_steps": 100,
+        "evaluation_environments": 3,
+    }
+    return Config(agent="cql", **AGENTS["cql"] | fields | changes)
+
+
+# -- laws
+
+
+def test_without_a_weight_cql_is_dqn():
+    states = []
+    for settings in ({"loss": "dqn"}, {"loss": "cql", "conservative_weight": 0.0}):
+        _, agent = make_agent(num_bellman_iterations=2, **settings)
+        states.append(jax.jit(agent.update)(agent.init(0), random_batch())[0].params)
+    jax.tree.map(np.testing.assert_array_equal, *states)
+
+
+def test_one_pair_of_an_ensemble_is_one_iteration():
+    """From the same heads, over updates and refreshes."""
+    _, iterated = make_agent(scheme="iterated-shared", loss="cql")
+    _, ensemble = make_agent(scheme="ensemble-shared", loss="cql")
+    states, updates = [iterated.init(0)] * 2, [jax.jit(agent.update) for agent in (iterated, ensemble)]
+    for index in range(6):
+        batch = random_batch(seed=index)
+        states = [update(state, batch)[0] for update, state in zip(updates, states, strict=True)]
+        if index % 2:
+            states = [agent.refresh(state) for agent, state in zip((iterated, ensemble), states, strict=True)]
+    jax.tree.map(np.testing.assert_array_equal, states[0].params, states[1].params)
+
+
+def test_cloning_by_hand():
+    """Logits 1 and 0: the probability of the first is 1 / (1 + 1/e)."""
+    values = Values(np.array([1.0, 0.0]), np.array([5.0, 9.0]))
+    for action, loss in ((0, np.log(1 + np.exp(-1))), (1, np.log(1 + np.exp(1)))):
+        transition = Transition(0.0, action, 3.0, 0.9, 0.0)
+        assert cloning(values, values, transition) == pytest.approx(loss, rel=1e-6)
+
+
+def test_cloning_becomes_the_share_of_actions():
+    """One state in which action 2 is taken three times of four."""
+    config = Config(agent="cql", **AGENTS["cql"] | {"loss": "cloning", "scheme": "target-free", "learning_rate": 0.05})
+    from isqn.agents import make
+
+    assert config.label == "BC"
+    agent = make(config.replace(hidden_sizes=(5,)), SMALL)
+    state, batch = agent.init(0), random_batch(size=4)
+    batch = batch._replace(obs=np.ones_like(batch.obs), action=np.array([2, 2, 1, 2], np.int32))
+    update = jax.jit(agent.update)
+    for _ in range(300):
+        state, _ = update(state, batch)
+    q, _ = agent.network.apply(state.params, state.statistics, batch.obs[:1])
+    np.testing.assert_allclose(jax.nn.softmax(q[0, 0]), [0, 0.25, 0.75, 0], atol=0.01)
+
+
+# -- logging
+
+
+def test_what_is_logged_is_what_was_played(logged):
+    dataset = Dataset.open(logged / "dataset")
+    episodes = record.read_table(logged / "episodes.csv")
+    lengths = [piece.num_transitions for piece in dataset.pieces()]
+    assert lengths[: len(episodes)] == [int(row["length"]) for row in episodes]
+    assert dataset.num_transitions == int(episodes[-1]["step"])
+    returns = [float(piece.rewards.sum()) for piece in dataset.pieces()]
+    assert returns[: len(episodes)] == [float(row["return"]) for row in episodes]
+    assert dataset.index["policy"] == "iS-DQN K=1, seed 0, while it learns"
+
+
+def test_a_log_resumes_to_the_same_bits(logged, tmp_path, monkeypatch):
+    stop_after = iter(range(210))
+    with pytest.raises(Interrupted):
+        _started(LOGGED, tmp_path / "run", lambda: next(stop_after, None) is None)
+    assert run.resume(tmp_path / "run", quiet=True)
+    assert read_index(tmp_path / "run" / "dataset") == read_index(logged / "dataset")
+    Dataset.open(tmp_path / "run" / "dataset")
+
+
+def _started(config: Config, folder: Path, should_stop) -> None:
+    """As `run.start` does, but asked to stop by a function."""
+    from contextlib import contextmanager
+
+    @contextmanager
+    def asked():
+        yield should_stop
+
+    original = run.stop_on_signals
+    run.stop_on_signals = asked
+    try:
+        run.start(config, folder, quiet=True)
+    finally:
+        run.stop_on_signals = original
+
+
+# -- runs
+
+
+def final(folder: Path) -> dict:
+    step = checkpoint.steps(folder)[0]
+    arrays, manifest = checkpoint.read(checkpoint.folder_of(folder, step))
+    tables = {
+        name: [{k: v for k, v in row.items() if k not in CLOCKS} for row in record.read_table(folder / f"{name}.csv")]
+        for name in ("evaluations", "metrics")
+    }
+    counters = {k: v for k, v in manifest["counters"].items() if k not in ("seconds", "waited")}
+    return {"arrays": {k: v.tolist() for k, v in arrays.items()}, "counters": counters, "tables": tables}
+
+
+@pytest.mark.parametrize(("scheme", "k", "after"), [(*scheme, 6 + 20 * i) for i, scheme in enumerate(SCHEMES)])
+def test_a_run_resumes_to_the_same_bits(scheme, k, after, data, tmp_path):
+    config = small(data, scheme=scheme, num_bellman_iterations=k, target_sync_period=3)
+    run.start(config, tmp_path / "whole", quiet=True)
+    stop_after = iter(range(after))
+    with pytest.raises(Interrupted):
+        _started(config, tmp_path / "stopped", lambda: next(stop_after, None) is None)
+    assert run.resume(tmp_path / "stopped", quiet=True)
+    assert final(tmp_path / "stopped") == final(tmp_path / "whole")
+    assert record.run_state(tmp_path / "stopped") == "finished"
+
+
+def test_what_a_run_leaves(data, tmp_path):
+    run.start(small(data), tmp_path / "run", quiet=True)
+    rows = record.read_table(tmp_path / "run" / "evaluations.csv")
+    assert [int(row["step"]) for row in rows] == sorted(int(row["step"]) for row in rows)
+    assert {(int(row["epoch"]), int(row["step"])) for row in rows} == {(0, 0), (1, 25), (2, 50), (3, 60)}
+    for epoch in range(4):
+        assert sum(int(row["length"]) for row in rows if int(row["epoch"]) == epoch) >= 100
+    metrics = record.read_table(tmp_path / "run" / "metrics.csv")
+    assert [int(row["updates"]) for row in metrics] == [10, 20, 30, 40, 50, 60]
+    assert not (tmp_path / "run" / "episodes.csv").exists()
+    summary = record.read_summary(tmp_path / "run")
+    assert (summary["status"], summary["label"], len(summary["epoch_returns"])) == ("finished", "iS-CQL K=1", 4)
+
+
+def test_batches_do_not_depend_on_when_they_are_drawn(monkeypatch):
+    drawn = []
+    for first in (0, 3, 8, 13):
+        batches = offline.Batches(lambda group: [group * offline.GROUP + i for i in range(offline.GROUP)], first)
+        drawn.append([next(batches) for _ in range(20)])
+        batches.close()
+        assert drawn[-1] == list(range(first, first + 20))
+
+
+def test_a_dataset_that_has_changed_is_not_gone_on_with(data, tmp_path):
+    shutil.copytree(data, tmp_path / "data")
+    config, stop_after = small(tmp_path / "data"), iter(range(30))
+    with pytest.raises(Interrupted):
+        _started(config, tmp_path / "run", lambda: next(stop_after, None) is None)
+    shutil.rmtree(tmp_path / "data")
+    run.start(LOGGED.replace(seed=1), tmp_path / "other", quiet=True)
+    shutil.copytree(tmp_path / "other" / "dataset", tmp_path / "data")
+    with pytest.raises(UserError, match=r"is not what .* was trained on: its index has changed since"):
+        run.resume(tmp_path / "run", quiet=True)
+
+
+# -- evaluations
+
+
+def test_evaluations_end_their_games(data):
+    """Random play on the chain: games of at most 100 steps, each share is played, and no game is cut."""
+    config = small(data)
+    agent = run.make_agent(config, run.specification(config))
+    state = agent.init(0)
+    common = {"steps": 300, "epsilon": 1.0, "max_episode_steps": 1_000}
+    play = {
+        "host": host_evaluation(agent, [make_environment("isqn/Chain-v0") for _ in range(3)], **common),
+        "native": native_evaluation(agent, make_native("isqn/Chain-v0"), count=3, **common),
+    }
+    for evaluate in play.values():
+        played = evaluate(state, 5)
+        assert played == evaluate(state, 5) != evaluate(state, 6)
+        assert 300 <= sum(episode.length for episode in played) < 600
+        assert all(episode.length <= 100 for episode in played)
+        assert all(episode.episodic_return == (episode.length < 100) for episode in played if episode.length < 100)
+
+
+def test_native_and_host_evaluations_agree(data):
+    config = small(data)
+    agent = run.make_agent(config, run.specification(config))
+    state = agent.init(0)
+    common = {"steps": 20_000, "epsilon": 1.0, "max_episode_steps": 1_000}
+    lengths = [
+        np.mean([episode.length for episode in evaluate(state, 1)])
+        for evaluate in (
+            host_evaluation(agent, [make_environment("isqn/Chain-v0") for _ in range(4)], **common),
+            native_evaluation(agent, make_native("isqn/Chain-v0"), count=20, **common),
+        )
+    ]
+    assert lengths[0] == pytest.approx(lengths[1], rel=0.15)
+
+
+# -- the whole way
+
+
+def test_from_playing_to_learning_offline(tmp_path, monkeypatch, capsys):
+    """MinAtar, by what people type: log, take a part, look at it, learn, go on, evaluate, collect, report."""
+    monkeypatch.chdir(tmp_path)
+    short = "--total-timesteps 400 --epoch-steps 200 --learning-starts 100 --log-period-steps 100"
+    for words in (
+        f"train dqn --env-id MinAtar/Breakout --record-dataset --run-dir online {short} --quiet",
+        "data convert online/dataset -o part --subset first --fraction 0.5 --checkpoints 4 --quiet",
+        "train cql --dataset part --num-updates 20 --epoch-updates 10 --evaluation-steps 200 --run-dir runs/a --quiet",
+        "train cql --dataset part --num-updates 20 --epoch-updates 10 --evaluation-steps 200 --scheme target-based "
+        "--run-dir runs/b --quiet",
+        "resume runs/a",
+        "eval runs/a --episodes 2",
+        "data collect runs/a -o played --steps 100 --quiet",
+        "report runs -o report",
+    ):
+        assert main(words.split()) == 0, words
+    capsys.readouterr()
+    assert main(["data", "inspect", "played", "--json", "--strip", "strip.png"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["transitions"] >= 100
+    assert found["policy"].startswith("iS-CQL K=1 at step 20, epsilon 0.001, uniform")
+    assert (tmp_path / "strip.png").stat().st_size > 500
+    part = read_index(tmp_path / "part")
+    assert (part["subset"], part["fraction"], part["num_checkpoints"]) == ("first", 0.5, 4)
+
+
+def test_the_facade(data, tmp_path):
+    model = isqn.Model("cql", env="isqn/Chain-v0", hidden_sizes=(8,), evaluation_steps=0)
+    with pytest.raises(UserError, match=r"A model of 'cql' has no learn; call fit\(dataset\)"):
+        model.learn(100)
+    model.fit(data, 30)
+    assert model.num_timesteps == 30
+    first = np.eye(8)[0]
+    assert model.predict(first)[0] in (0, 1)
+    model.save(tmp_path / "model")
+    assert isqn.Model.load(tmp_path / "model").predict(first) == model.predict(first)
+    with pytest.raises(UserError, match=r"A model of 'dqn' has no fit; call learn\(total_timesteps\)"):
+        isqn.Model("dqn").fit(data)
+
+
+@pytest.mark.parametrize(
+    ("argv", "sentence"),
+    [
+        ("train cql", "--dataset is not given; it is the folder that `isqn train cql` learns from."),
+        ("train cql --dataset nowhere", "nowhere is not a dataset: there is no index.json in it"),
+        ("train cql --dataset {data} --env-id CartPole-v1", "is of isqn/Chain-v0, not of --env-id CartPole-v1."),
+        ("train cql --dataset {data} --total-timesteps 5", "has no flag --total-timesteps; it is for `isqn train dqn`"),
+        ("train dqn --num-updates 5", "has no flag --num-updates; it is for `isqn train cql`."),
+        ("train dqn --loss cloning", "is for `isqn train cql`, whose dataset has an action to clone"),
+        ("train cql --dataset {data} --loss cloning", "must be target-free with --loss cloning"),
+        ("train cql --dataset {data} --loss dqn --conservative-weight 1", "it needs --loss cql."),
+        ("train dqn --record-dataset --num-seeds 2", "--num-seeds is 2; it must be 1 with --record-dataset."),
+        ("train dqn --record-dataset --loop compiled", "it must be host or auto with --record-dataset."),
+        ("data", ""),
+        ("data cook", "`isqn data cook` is not known; choose one of collect, convert, inspect."),
+        ("data inspect nowhere", "nowhere is not a dataset"),
+        ("data convert nowhere -o x", "nowhere is not a folder"),
+        ("data convert {data}", "`isqn data convert` needs --out."),
+        ("data convert {data} -o x --fraction 0.1", "--subset is all and --fraction 0.1; all is 1"),
+        ("data convert {data} -o x --subset first --fraction 2", "--fraction is 2.0; it must be between 0 and 1."),
+        ("data convert {data} -o x --env-id CartPole-v1", "is of isqn/Chain-v0, not of --env-id CartPole-v1."),
+        ("data collect {data} -o x", "is not a run: there is no config.toml in it."),
+        ("data inspect {data} --strip x.png", "isqn/Chain-v0 observes no images; leave out --strip."),
+    ],
+)
+def test_bad_input_is_answered_in_a_sentence(argv, sentence, data, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    code = main(argv.format(data=data).split())
+    assert code in ((1, 2) if sentence else (0,))
+    assert sentence in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

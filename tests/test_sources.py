@@ -1,0 +1,381 @@
+"""Files that others have made: what was played comes out of them, and what is damaged is one sentence."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import struct
+import tracemalloc
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from isqn.data import sources
+from isqn.data.convert import convert, to_minari
+from isqn.data.dataset import Dataset, Piece
+from isqn.data.npy import NpyStream, read_column
+from isqn.data.sample import CONTEXT, INSIDE, TERMINATED, TRUNCATED
+from isqn.data.tfrecord import masked_crc, parse_example, read_examples
+from isqn.train.source import find_source
+from isqn.types import EnvSpec, UserError
+
+SPEC = EnvSpec("ALE/Pong-v5", "machado2018", (84, 84, 1), "uint8", 6, frame_stack=4, frames_per_step=4)
+SMALL = EnvSpec("Small", "toy", (2, 2, 1), "uint8", 6, frame_stack=4)
+
+
+def frames(first: int, count: int, side: int = 2) -> np.ndarray:
+    """Each of one grey, by which it is known again."""
+    return np.arange(first, first + count, dtype=np.uint8)[:, None, None] * np.ones((1, side, side), np.uint8)
+
+
+def pack(path: Path, array: Any) -> None:
+    box = io.BytesIO()
+    np.save(box, array)
+    path.write_bytes(gzip.compress(box.getvalue(), 1))
+
+
+def log(folder: Path, number: int, spec: EnvSpec, episodes: list[tuple[int, bool]], cursor: int = 0, pad=True) -> None:
+    """As Dopamine logs: (length, whether it is terminal); greys count from 1 on, over all episodes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    pictures, actions, rewards, terminals, grey = [], [], [], [], 1
+    side = spec.frame_shape[0]
+    for length, terminal in episodes:
+        if pad:
+            pictures.append(np.zeros((3, side, side), np.uint8))
+            for column in (actions, rewards, terminals):
+                column += [0, 0, 0]
+        pictures.append(frames(grey, length, side))
+        actions += [(grey + i) % spec.num_actions for i in range(length)]
+        rewards += [float(grey + i) for i in range(length)]
+        terminals += [0] * (length - 1) + [int(terminal)]
+        grey += length
+    columns = {
+        "observation": np.concatenate(pictures),
+        "action": np.array(actions, np.int32),
+        "reward": np.array(rewards, np.float32),
+        "terminal": np.array(terminals, np.uint8),
+    }
+    for name, column in columns.items():
+        pack(folder / f"$store$_{name}_ckpt.{number}.gz", np.roll(column, cursor, axis=0))
+    pack(folder / f"add_count_ckpt.{number}.gz", np.array(len(actions) + cursor, np.int64))
+
+
+def greys(pieces: list[Piece]) -> list[list[int]]:
+    return [piece.frames[:, 0, 0, 0].tolist() for piece in pieces]
+
+
+def read(folder: Path, spec: EnvSpec = SMALL) -> list[Piece]:
+    return [piece for part in sources.dopamine(folder, spec).parts for piece in part.pieces()]
+
+
+# -- DQN replay
+
+
+def test_episodes_of_a_log(tmp_path):
+    """Rows of zeros are no frames; what a terminal step leads to is not in the log; the last step leads nowhere."""
+    log(tmp_path, 0, SMALL, [(3, True), (2, True), (4, False)])
+    pieces = read(tmp_path)
+    assert greys(pieces) == [[1, 2, 3, 3], [4, 5, 5], [6, 7, 8, 9]]
+    assert [piece.ends.tolist() for piece in pieces] == [
+        [INSIDE, INSIDE, INSIDE, TERMINATED],
+        [INSIDE, INSIDE, TERMINATED],
+        [INSIDE, INSIDE, INSIDE, TRUNCATED],
+    ]
+    assert [piece.actions.tolist() for piece in pieces] == [[1, 2, 3, 0], [4, 5, 0], [0, 1, 2, 0]]
+    assert [piece.rewards.tolist() for piece in pieces] == [[1, 2, 3, 0], [4, 5, 0], [6, 7, 8, 0]]
+
+
+def test_a_ring_is_cut_where_it_was_last_written(tmp_path):
+    """There a row does not follow the one before it, and the stacks of the oldest rows are not known."""
+    log(tmp_path, 0, SMALL, [(20, False)], cursor=8, pad=False)
+    (newer, older) = read(tmp_path)  # the ring begins in the middle of the episode
+    assert greys([newer, older]) == [[*range(13, 21)], [*range(1, 13)]]
+    assert newer.ends.tolist() == [CONTEXT] * 3 + [INSIDE] * 4 + [TRUNCATED]
+    assert older.ends.tolist() == [CONTEXT] * 3 + [INSIDE] * 8 + [TRUNCATED]
+
+
+def test_long_episodes_are_cut_without_a_loss(tmp_path, monkeypatch):
+    """The same transitions, stacks and all, whatever the length of a piece and of what is read at a time."""
+    log(tmp_path / "log", 0, SMALL, [(23, True), (9, True), (31, False)])
+    found = []
+    for rows, chunk in ((1_000, 1_000), (7, 1_000), (11, 5), (5, 1)):
+        monkeypatch.setattr(sources, "MOST_ROWS", rows)
+        monkeypatch.setattr(sources, "CHUNK_ROWS", chunk)
+        convert(sources.dopamine(tmp_path / "log", SMALL), SMALL, tmp_path / f"{rows}")
+        dataset = Dataset.open(tmp_path / f"{rows}")
+        found.append(dataset.rows.gather(dataset.rows.valid_starts()))
+    assert len(found[0].action) == 23 + 9 + 30
+    for other in found[1:]:
+        for mine, theirs in zip(other[:5], found[0][:5], strict=True):
+            np.testing.assert_array_equal(mine, theirs)
+
+
+def test_the_copies_of_d4rl_atari(tmp_path):
+    log(tmp_path / "log", 7, SMALL, [(3, True), (4, False)])
+    for name in ("observation", "action", "reward", "terminal"):
+        (tmp_path / "Pong" / "2" / "7").mkdir(parents=True, exist_ok=True)
+        path = tmp_path / "log" / f"$store$_{name}_ckpt.7.gz"
+        path.rename(tmp_path / "Pong" / "2" / "7" / f"{name}.gz")
+    source = sources.d4rl_atari(tmp_path / "Pong" / "2", SMALL)
+    assert [(part.name, part.checkpoint) for part in source.parts] == [("checkpoint 7", 7)]
+    assert greys([*source.parts[0].pieces()]) == [[1, 2, 3, 3], [4, 5, 6, 7]]
+
+
+def test_checkpoints_are_read_in_their_order(tmp_path):
+    for number in (10, 9, 2):
+        log(tmp_path, number, SMALL, [(2, True)])
+    assert [part.checkpoint for part in sources.dopamine(tmp_path, SMALL).parts] == [2, 9, 10]
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "sentence"),
+    [
+        ("action", None, "$store$_action_ckpt.0.gz is missing"),
+        ("action", lambda a: a[:-1], "has 15 rows and $store$_observation_ckpt.0.gz 16"),
+        ("action", lambda a: a + 6, "has actions from 6 to 11; Small has 6"),
+        ("reward", lambda a: a[:, None], "float32 of shape (16, 1); a column of numbers belongs there"),
+        ("observation", lambda a: a[:, :1], "uint8 of shape (16, 1, 2); frames of Small are uint8 (2, 2)"),
+        ("observation", lambda a: a.astype(np.float32), "holds float32 of shape (16, 2, 2)"),
+    ],
+)
+def test_wrong_columns_are_one_sentence(name, change, sentence, tmp_path):
+    log(tmp_path, 0, SMALL, [(5, True), (5, True)])
+    path = tmp_path / f"$store$_{name}_ckpt.0.gz"
+    array = np.load(io.BytesIO(gzip.decompress(path.read_bytes())))
+    path.unlink()
+    if change:
+        pack(path, change(array))
+    with pytest.raises(UserError) as refused:
+        read(tmp_path)
+    assert sentence in str(refused.value)
+
+
+def test_a_cut_file_is_named_with_the_place(tmp_path):
+    log(tmp_path, 0, SMALL, [(2_000, True)])
+    path = tmp_path / "$store$_observation_ckpt.0.gz"
+    path.write_bytes(path.read_bytes()[:-40])
+    with pytest.raises(UserError, match=r"observation_ckpt\.0\.gz is damaged at byte [\d,]+ of what it unpacks to"):
+        read(tmp_path)
+
+
+# -- RL Unplugged
+
+
+def varint(number: int) -> bytes:
+    number &= 2**64 - 1
+    found = b""
+    while number > 127:
+        found, number = found + bytes([number & 127 | 128]), number >> 7
+    return found + bytes([number])
+
+
+def field(number: int, content: bytes) -> bytes:
+    return varint(number << 3 | 2) + varint(len(content)) + content
+
+
+def example(**values: Any) -> bytes:
+    """A tf.Example: lists of bytes, of floats or of integers."""
+    entries = b""
+    for name, value in values.items():
+        if isinstance(value[0], bytes):
+            kind, content = 1, b"".join(field(1, item) for item in value)
+        elif isinstance(value[0], float):
+            kind, content = 2, field(1, struct.pack(f"<{len(value)}f", *value))
+        else:
+            kind, content = 3, field(1, b"".join(map(varint, value)))
+        entries += field(1, field(1, name.encode()) + field(2, field(kind, content)))
+    return field(1, entries)
+
+
+def record(payload: bytes) -> bytes:
+    head = struct.pack("<Q", len(payload))
+    return head + struct.pack("<I", masked_crc(head)) + payload + struct.pack("<I", masked_crc(payload))
+
+
+def png(frame: np.ndarray) -> bytes:
+    box = io.BytesIO()
+    Image.fromarray(frame).save(box, "PNG")
+    return box.getvalue()
+
+
+def episode(first: int, length: int, last_discount: float, **changes: Any) -> bytes:
+    values = {
+        "checkpoint_idx": [0],
+        "observations": [png(frame) for frame in frames(first, length)],
+        "actions": [(first + i) % 6 for i in range(length)],
+        "clipped_rewards": [float(first + i) for i in range(length)],
+        "unclipped_rewards": [1e6] * length,
+        "discounts": [1.0] * (length - 1) + [last_discount],
+    }
+    return record(example(**{name: value for name, value in (values | changes).items() if value is not None}))
+
+
+def test_examples_are_parsed():
+    found = parse_example(example(texts=[b"a", b""], floats=[0.5, -2.0], numbers=[3, -1, 2**40]))
+    assert found["texts"] == [b"a", b""]
+    assert found["floats"].tolist() == [0.5, -2.0]
+    assert found["numbers"].tolist() == [3, -1, 2**40]
+
+
+def test_the_checksum_is_that_of_tensorflow():
+    """CRC-32C of "123456789" is 0xE3069283 (RFC 3720); turned by 15 bits and moved by 0xA282EAD8."""
+    crc = 0xE3069283
+    assert masked_crc(b"123456789") == (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def test_ordered_episodes(tmp_path):
+    """Terminal if the last discount is 0; if not, the last step leads nowhere."""
+    content = episode(1, 3, 0.0) + episode(4, 3, 1.0)
+    (tmp_path / "run_1-00004-of-00050").write_bytes(gzip.compress(content))
+    (tmp_path / "run_2-00004-of-00050").write_bytes(gzip.compress(content))
+    source = sources.rl_unplugged(tmp_path, SMALL, 1)
+    assert source.kind == "rl-unplugged, ordered episodes"
+    assert [part.checkpoint for part in source.parts] == [4]
+    pieces = [*source.parts[0].pieces()]
+    assert greys(pieces) == [[1, 2, 3, 3], [4, 5, 6]]
+    assert [piece.ends[-1] for piece in pieces] == [TERMINATED, TRUNCATED]
+    assert [piece.rewards.tolist() for piece in pieces] == [[1, 2, 3, 0], [4, 5, 0]]
+    assert [piece.actions.tolist() for piece in pieces] == [[1, 2, 3, 0], [4, 5, 0]]
+
+
+def test_single_transitions(tmp_path):
+    def transition(first: int, discount: float) -> bytes:
+        seen = [png(frame) for frame in frames(first, 5)]
+        return record(example(o_t=seen[:4], o_tp1=seen[1:], a_t=[2], r_t=[0.5], d_t=[discount], episode_id=[9]))
+
+    (tmp_path / "run_1-00000-of-00100").write_bytes(gzip.compress(transition(1, 1.0) + transition(11, 0.0)))
+    source = sources.rl_unplugged(tmp_path, SMALL, 1)
+    assert source.kind == "rl-unplugged, transitions"
+    convert(source, SMALL, tmp_path / "out")
+    dataset = Dataset.open(tmp_path / "out")
+    batch = dataset.rows.gather(dataset.rows.valid_starts())
+    assert batch.obs[:, 0, 0].tolist() == [[1, 2, 3, 4], [11, 12, 13, 14]]
+    assert batch.next_obs[:, 0, 0].tolist() == [[2, 3, 4, 5], [12, 13, 14, 15]]
+    assert batch.discount.tolist() == [np.float32(0.99), 0.0]
+    assert (batch.action.tolist(), batch.reward.tolist()) == ([2, 2], [0.5, 0.5])
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"actions": None}, "example 0 is not rl-unplugged, ordered episodes: 'actions' is missing."),
+        ({"actions": [1, 2]}, "its columns have lengths [2, 3]"),
+        ({"actions": [1, 2, 6]}, "its actions go from 1 to 6; Small has 6"),
+        ({"observations": [b"no picture"] * 3}, "a frame is no PNG"),
+        ({"observations": [png(np.zeros((3, 2), np.uint8))] * 3}, "a frame is uint8 (3, 2), and not uint8 (2, 2)"),
+    ],
+)
+def test_examples_that_are_something_else(changes, sentence, tmp_path):
+    (tmp_path / "run_1-00000-of-00050").write_bytes(gzip.compress(episode(1, 3, 0.0, **changes)))
+    with pytest.raises(UserError) as refused:
+        [*sources.rl_unplugged(tmp_path, SMALL, 1).parts[0].pieces()]
+    assert sentence in str(refused.value)
+    assert "run_1-00000-of-00050" in str(refused.value)
+
+
+@pytest.mark.parametrize("place", [3, 9, 20, -2])
+def test_a_flipped_bit_is_found_by_a_checksum(place, tmp_path):
+    """In the length, in its checksum, in the payload or in the checksum of that."""
+    first, second = episode(1, 3, 0.0), bytearray(episode(4, 3, 0.0))
+    second[place] ^= 1
+    (tmp_path / "run_1-00000-of-00050").write_bytes(gzip.compress(first + bytes(second)))
+    with pytest.raises(UserError, match=f"in the record at byte {len(first):,} of what it unpacks to: .* checksum"):
+        [*read_examples(tmp_path / "run_1-00000-of-00050")]
+
+
+# -- anything
+
+
+MUTATIONS = st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), max_size=4)
+
+
+def mutated(content: bytes, changes: list[tuple[int, int]], length: float) -> bytes:
+    changed = bytearray(content[: round(length * len(content))])
+    for place, byte in changes:
+        if changed:
+            changed[place % len(changed)] = byte
+    return bytes(changed)
+
+
+MESSAGE = example(a=[b"x"], b=[1.0], c=[7])
+ANYTHING = settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def survives(action) -> None:
+    """An answer or a sentence, in little memory, whatever a header claims."""
+    tracemalloc.start()
+    with suppress(UserError):
+        action()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 8_000_000
+
+
+@ANYTHING
+@given(changes=MUTATIONS, length=st.floats(0, 1), packed=st.booleans())
+def test_any_records_are_read_or_refused(changes, length, packed, tmp_path):
+    path, content = tmp_path / "records", episode(1, 3, 0.0) + episode(4, 2, 1.0)
+    whole = gzip.compress(content, 1)
+    path.write_bytes(mutated(whole, changes, length) if packed else gzip.compress(mutated(content, changes, length), 1))
+    survives(lambda: [*read_examples(path)])
+
+
+@ANYTHING
+@given(payload=st.one_of(st.binary(max_size=200), st.builds(mutated, st.just(MESSAGE), MUTATIONS, st.floats(0, 1))))
+def test_any_message_is_parsed_or_refused(payload):
+    with suppress(ValueError):  # said with the file and the place by who reads it
+        parse_example(payload)
+
+
+@ANYTHING
+@given(content=st.binary(max_size=300))
+def test_any_bytes_are_no_array(content, tmp_path):
+    for name, packed in (("raw", content), ("packed", gzip.compress(content, 1))):
+        (tmp_path / name).write_bytes(packed)
+        survives(lambda name=name: read_column(tmp_path / name))
+        survives(lambda name=name: [*NpyStream(tmp_path / name).rows(10)])
+
+
+@ANYTHING
+@given(changes=MUTATIONS, length=st.floats(0, 1), packed=st.booleans())
+def test_any_array_is_read_or_refused(changes, length, packed, tmp_path):
+    box = io.BytesIO()
+    np.save(box, np.arange(300, dtype=np.int32))
+    content, path = box.getvalue(), tmp_path / "array"
+    whole = gzip.compress(content, 1)
+    path.write_bytes(mutated(whole, changes, length) if packed else gzip.compress(mutated(content, changes, length), 1))
+    survives(lambda: read_column(path))
+
+
+# -- Minari, and finding out
+
+
+def test_there_and_back_by_minari(tmp_path):
+    log(tmp_path / "Pong" / "1", 0, SPEC, [(3, True), (4, False)])
+    source, spec = find_source(tmp_path / "Pong" / "1", None, 1, 1)
+    assert (source.kind, spec.id, spec.num_actions) == ("dqn-replay", "ALE/Pong-v5", 6)
+    convert(source, spec, tmp_path / "ours")
+    to_minari(tmp_path / "ours", tmp_path / "theirs")
+    source, spec = find_source(tmp_path / "theirs", None, 1, 1)
+    assert (source.kind, spec.id) == ("minari", "ALE/Pong-v5")
+    convert(source, spec, tmp_path / "again")
+    first, second = Dataset.open(tmp_path / "ours"), Dataset.open(tmp_path / "again")
+    starts = first.rows.valid_starts()
+    np.testing.assert_array_equal(second.rows.valid_starts(), starts)
+    for mine, theirs in zip(first.rows.gather(starts)[:5], second.rows.gather(starts)[:5], strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+def test_a_folder_of_something_else(tmp_path):
+    with pytest.raises(UserError, match="is nothing that can be converted; known are a dataset of this package"):
+        find_source(tmp_path, None, 1, 1)
+    log(tmp_path / "games", 0, SPEC, [(3, True)])
+    with pytest.raises(UserError, match="does not say what was played; name it by --env-id"):
+        find_source(tmp_path / "games", None, 1, 1)
+    assert find_source(tmp_path / "games", "ALE/Breakout-v5", 1, 1)[1].num_actions == 4
