@@ -268,9 +268,9 @@ PRESETS: dict[str, Preset] = {
             "env_id": "MinAtar/Breakout-v1",
             "torso": "minatar",
             "learning_rate": 2.5e-4,
-            "target_update_period": 250,
-            "num_updates": 100_000,
-            "epoch_updates": 10_000,
+            "target_update_period": 100,
+            "num_updates": 30_000,  # of 50,000 transitions, each is then drawn 20 times, as in the paper
+            "epoch_updates": 3_000,
             "log_period_updates": 1_000,
             "evaluation_steps": 25_000,
             "evaluation_environments": 25,

@@ -219,7 +219,7 @@ MINI: dict[str, Table] = {
     # each dataset is the first 10 % of 50 parts of what TB-DQN played while it learned, as in the paper
     "offline": {
         "tasks": tuple({"env_id": task["env_id"], "dataset": f"data/{slug(task['env_id'])}"} for task in MINATAR),
-        "settings": {"preset": "minatar-cql", **NORMALISED, "analysis": True, "log_period_updates": 10_000},
+        "settings": {"preset": "minatar-cql", **NORMALISED, "analysis": True, "log_period_updates": 3_000},
         "datasets": {
             "preset": "minatar",
             "scheme": "target-based",
