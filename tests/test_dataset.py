@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isqn.data import dataset as module
-from isqn.data.convert import chosen, convert, first_steps
+from isqn.data.convert import chosen, convert, first_steps, require_part
 from isqn.data.dataset import INDEX, About, Dataset, Piece, Writer, read_index
 from isqn.data.inspect import examine, remarks
 from isqn.data.replay import Replay
@@ -66,7 +66,7 @@ def test_a_dataset_gives_what_a_replay_would(frame, stack, n, clip, episodes, se
         for mine, theirs in zip(dataset.rows.gather(starts), replay.gather(starts), strict=True):
             np.testing.assert_array_equal(mine, theirs)
         assert dataset.num_transitions == sum(length for length, _ in episodes)
-        assert dataset.num_episodes == len(episodes)
+        assert len([*dataset.pieces()]) == len(episodes)
 
 
 @pytest.mark.parametrize("frame", [((4, 4, 1), "uint8"), ((3,), "float32")])
@@ -88,8 +88,7 @@ def test_a_writer_goes_on_where_it_was_saved(frame, rows, tmp_path):
 
     stopped = Stopped(tmp_path / "stopped", spec, About("somebody"))
     play(spec, steps, 0, stopped)
-    assert stopped.save() == whole
-    stopped.tidy()
+    assert stopped.save(tidy=True) == whole
     names = [sorted(path.name for path in (tmp_path / name).iterdir()) for name in ("whole", "stopped")]
     assert names[0] == names[1]
 
@@ -264,12 +263,51 @@ def test_a_conversion_does_not_go_on_with_another_one(tmp_path):
     writer = Writer(tmp_path / "part", spec, About("somebody", "isqn", "first", 0.5))
     play(spec, [(3, "terminated")], 0, writer)
     writer.save(done=[], complete=False)
-    with pytest.raises(UserError, match="holds a part of another conversion"):
+    with pytest.raises(UserError, match="holds a part of another dataset"):
         convert(own(tmp_path / "all", 1), spec, tmp_path / "part", subset="first", fraction=0.25)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "letter.txt").write_text("dear")
     with pytest.raises(UserError, match="is not empty and no dataset"):
         convert(own(tmp_path / "all", 1), spec, tmp_path / "other")
+
+
+def test_what_a_kill_before_the_first_index_leaves_is_gone_on_with(tmp_path):
+    spec = make_spec()
+    written(tmp_path / "all", spec, [(10, "terminated")] * 8)
+    convert(own(tmp_path / "all", 1), spec, tmp_path / "whole")
+    written(tmp_path / "part", spec, [(10, "terminated")] * 8, seed=1)
+    (tmp_path / "part" / INDEX).unlink()
+    convert(own(tmp_path / "all", 1), spec, tmp_path / "part")
+    names = [sorted(path.name for path in (tmp_path / name).iterdir()) for name in ("whole", "part")]
+    assert names[0] == names[1]
+
+
+def test_parts_of_which_nothing_is_taken(tmp_path):
+    """Seldom all of them."""
+    spec = make_spec()
+    written(tmp_path / "all", spec, [(10, "terminated")] * 6)
+    source = own(tmp_path / "all", 6)
+    convert(source, spec, tmp_path / "some", subset="random-episodes", fraction=0.4, seed=3)
+    assert 0 < len([*Dataset.open(tmp_path / "some").pieces()]) < 6
+    with pytest.raises(UserError, match=r"Nothing is left of the source; take a larger fraction than 0\.01"):
+        convert(source, spec, tmp_path / "none", subset="first", fraction=0.01)
+
+
+@pytest.mark.parametrize(
+    ("part", "sentence"),
+    [
+        ({"subset": "frist"}, "subset is 'frist'; choose one of all, first, random-episodes."),
+        ({"fraction": 0}, "fraction is 0; it must be above 0 and at most 1."),
+        ({"fraction": "x"}, "fraction is 'x'; it must be above 0 and at most 1."),
+        ({"fraction": 0.5}, "subset is all and fraction 0.5; of all it is 1"),
+        ({"subset": "first"}, "subset is first and fraction 1; of all it is 1"),
+        ({"checkpoints": 0}, "checkpoints is 0; it must be a whole number of at least 1."),
+    ],
+)
+def test_parts_that_cannot_be_taken(part, sentence):
+    with pytest.raises(UserError) as refused:
+        require_part(**{"subset": "all", "fraction": 1.0, "checkpoints": 50} | part)
+    assert str(refused.value).startswith(sentence)
 
 
 # -- what is said of it

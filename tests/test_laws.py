@@ -23,7 +23,7 @@ def train(agent, state, steps: int, period: int, size: int = 8):
     return state, metrics
 
 
-@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("loss", [name for name in LOSSES if name != "cloning"])
 @pytest.mark.parametrize(("scheme", "k"), ALL_SCHEMES)
 def test_every_loss_trains_with_every_scheme(scheme, k, loss):
     """On one batch of terminal transitions every loss has a fixed regression target: it must fit it."""
@@ -68,7 +68,7 @@ def test_ensemble_of_one_is_iterated_shared_with_one_iteration():
     assert_trees_close(left.params, right.params, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("loss", [name for name in LOSSES if name != "cloning"])
 def test_head_zero_of_iterated_shared_is_frozen_between_shifts(loss):
     _, agent = make_agent(scheme="iterated-shared", num_bellman_iterations=2, loss=loss)
     before = agent.init(0)

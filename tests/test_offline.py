@@ -162,7 +162,7 @@ def final(folder: Path) -> dict:
         name: [{k: v for k, v in row.items() if k not in CLOCKS} for row in record.read_table(folder / f"{name}.csv")]
         for name in ("evaluations", "metrics")
     }
-    counters = {k: v for k, v in manifest["counters"].items() if k not in ("seconds", "waited")}
+    counters = {k: v for k, v in manifest["counters"].items() if k != "seconds"}
     return {"arrays": {k: v.tolist() for k, v in arrays.items()}, "counters": counters, "tables": tables}
 
 
@@ -176,6 +176,17 @@ def test_a_run_resumes_to_the_same_bits(scheme, k, after, data, tmp_path):
     assert run.resume(tmp_path / "stopped", quiet=True)
     assert final(tmp_path / "stopped") == final(tmp_path / "whole")
     assert record.run_state(tmp_path / "stopped") == "finished"
+
+
+def test_a_run_that_was_killed_at_its_very_end_is_over(data, tmp_path):
+    """All is saved, and only the summary does not say so yet."""
+    run.start(small(data), tmp_path / "run", quiet=True)
+    before = final(tmp_path / "run")
+    summary = record.read_summary(tmp_path / "run")
+    record.write_summary(tmp_path / "run", {**summary, "status": "running"})
+    assert run.resume(tmp_path / "run", quiet=True)
+    assert final(tmp_path / "run") == before
+    assert record.read_summary(tmp_path / "run")["auc"] == summary["auc"]
 
 
 def test_what_a_run_leaves(data, tmp_path):
@@ -280,6 +291,8 @@ def test_from_playing_to_learning_offline(tmp_path, monkeypatch, capsys):
 
 def test_the_facade(data, tmp_path):
     model = isqn.Model("cql", env="isqn/Chain-v0", hidden_sizes=(8,), evaluation_steps=0)
+    with pytest.raises(UserError, match="num_updates is '10'; it must be a whole number"):
+        model.fit(data, "10")
     with pytest.raises(UserError, match=r"A model of 'cql' has no learn; call fit\(dataset\)"):
         model.learn(100)
     model.fit(data, 30)
@@ -310,8 +323,11 @@ def test_the_facade(data, tmp_path):
         ("data inspect nowhere", "nowhere is not a dataset"),
         ("data convert nowhere -o x", "nowhere is not a folder"),
         ("data convert {data}", "`isqn data convert` needs --out."),
-        ("data convert {data} -o x --fraction 0.1", "--subset is all and --fraction 0.1; all is 1"),
-        ("data convert {data} -o x --subset first --fraction 2", "--fraction is 2.0; it must be between 0 and 1."),
+        ("data convert {data} -o x --fraction 0.1", "--subset is all and fraction 0.1; of all it is 1"),
+        (
+            "data convert {data} -o x --subset first --fraction 2",
+            "--fraction is 2.0; it must be above 0 and at most 1.",
+        ),
         ("data convert {data} -o x --env-id CartPole-v1", "is of isqn/Chain-v0, not of --env-id CartPole-v1."),
         ("data collect {data} -o x", "is not a run: there is no config.toml in it."),
         ("data inspect {data} --strip x.png", "isqn/Chain-v0 observes no images; leave out --strip."),

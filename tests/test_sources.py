@@ -18,10 +18,11 @@ from PIL import Image
 
 from isqn.data import sources
 from isqn.data.convert import convert, to_minari
-from isqn.data.dataset import Dataset, Piece
+from isqn.data.dataset import About, Dataset, Piece, Writer
 from isqn.data.npy import NpyStream, read_column
 from isqn.data.sample import CONTEXT, INSIDE, TERMINATED, TRUNCATED
 from isqn.data.tfrecord import masked_crc, parse_example, read_examples
+from isqn.envs.adapter import make_environment
 from isqn.train.source import find_source
 from isqn.types import EnvSpec, UserError
 
@@ -89,6 +90,16 @@ def test_episodes_of_a_log(tmp_path):
     ]
     assert [piece.actions.tolist() for piece in pieces] == [[1, 2, 3, 0], [4, 5, 0], [0, 1, 2, 0]]
     assert [piece.rewards.tolist() for piece in pieces] == [[1, 2, 3, 0], [4, 5, 0], [6, 7, 8, 0]]
+
+
+@pytest.mark.parametrize("zeros", [1, 2, 3])
+def test_rows_of_zeros_at_the_end_of_a_log_are_no_episode(zeros, tmp_path):
+    log(tmp_path, 0, SMALL, [(3, True), (1, False)])
+    for name in ("observation", "action", "reward", "terminal"):
+        path = tmp_path / f"$store$_{name}_ckpt.0.gz"
+        pack(path, np.load(io.BytesIO(gzip.decompress(path.read_bytes())))[: 6 + zeros])
+    (tmp_path / "add_count_ckpt.0.gz").unlink()
+    assert greys(read(tmp_path)) == [[1, 2, 3, 3]]
 
 
 def test_a_ring_is_cut_where_it_was_last_written(tmp_path):
@@ -354,6 +365,22 @@ def test_any_array_is_read_or_refused(changes, length, packed, tmp_path):
 
 
 # -- Minari, and finding out
+
+
+def test_games_of_bits_there_and_back_by_minari(tmp_path):
+    env = make_environment("MinAtar/Breakout")
+    writer = Writer(tmp_path / "ours", env.spec, About("nobody"))
+    writer.add_first(env.reset(0))
+    for action in (0, 1, 2, 0):
+        frame, reward, terminated, truncated = env.step(action)
+        writer.add(action, reward, terminated, truncated, frame)
+    writer.save()
+    to_minari(tmp_path / "ours", tmp_path / "theirs")
+    source, spec = find_source(tmp_path / "theirs", None, 1, 1)
+    convert(source, spec, tmp_path / "again")
+    first, second = Dataset.open(tmp_path / "ours"), Dataset.open(tmp_path / "again")
+    assert second.rows.actions.tolist() == [0, 1, 2, 0, 0]
+    np.testing.assert_array_equal(first.frames(0, 5), second.frames(0, 5))
 
 
 def test_there_and_back_by_minari(tmp_path):

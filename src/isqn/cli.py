@@ -173,7 +173,7 @@ def _base_config(argv: list[str], agent: str | None) -> tuple[Config, str]:
         from isqn.data.dataset import read_index, spec_of
 
         spec = spec_of(read_index(Path(dataset)))
-        recorded = {"env_id": spec.id, "dataset": dataset}
+        recorded = {"env_id": spec.id, "protocol": spec.protocol, "dataset": dataset}
     if preset and preset != "auto":
         return preset_config(preset, agent).replace(**recorded), f"preset {preset}"
     fields = {"env_id": env_id or begin(agent or "dqn").env_id} | recorded
@@ -379,22 +379,17 @@ class Convert:
 
 def convert(argv: list[str]) -> int:
     args = _parse(Convert, argv, "isqn data convert")
-    _require_share("--fraction", args.fraction)
-    if args.fraction == 0 or (args.subset == "all") != (args.fraction == 1):
-        raise UserError(
-            f"--subset is {args.subset} and --fraction {args.fraction:g}; all is 1, and first and random-episodes are "
-            "between 0 and 1."
-        )
-    if args.checkpoints < 1:
-        raise UserError(f"--checkpoints is {args.checkpoints}; it must be at least 1.")
-    _require_seed(args.seed)
-    if not args.source.is_dir():
-        raise UserError(f"{args.source} is not a folder{nearest_path(args.source) or '; give that of a dataset.'}")
     from isqn.data.convert import convert as write
-    from isqn.data.convert import to_minari
+    from isqn.data.convert import require_part, to_minari
     from isqn.train.progress import Progress
     from isqn.train.source import find_source
 
+    require_part(args.subset, args.fraction, args.checkpoints, "--")
+    if args.to == "minari" and args.subset != "all":
+        raise UserError("--to minari is for a whole dataset; take a part of it first, by another `isqn data convert`.")
+    _require_seed(args.seed)
+    if not args.source.is_dir():
+        raise UserError(f"{args.source} is not a folder{nearest_path(args.source) or '; give that of a dataset.'}")
     source, spec = find_source(args.source, args.env_id, args.run, args.checkpoints if args.subset == "first" else 1)
     if args.to == "minari":
         to_minari(args.source, args.out)
@@ -409,7 +404,7 @@ def convert(argv: list[str]) -> int:
         subset=args.subset,
         fraction=args.fraction,
         seed=args.seed,
-        report=lambda part, rows, done: progress.show(rows, None, None),
+        report=lambda rows: progress.show(rows, None, None),
     )
     return _inspected(args.out, args.quiet)
 
@@ -435,14 +430,15 @@ def inspect_dataset(argv: list[str]) -> int:
 
     dataset = Dataset.open(args.folder)
     found = examine(dataset)
-    found["problems"] = [*remarks(dataset, found), *(dataset.problems() if args.verify else ())]
+    found["notes"] = [*remarks(dataset, found)]
     if args.strip:
         strip(dataset, args.strip)
+    damaged = [*dataset.problems()] if args.verify else []
     if args.json:
-        print(json.dumps(found))
+        print(json.dumps(found | {"damaged": damaged}))
     else:
-        print(*_described(found), sep="\n")
-    return 0
+        print(*_described(found), *damaged, sep="\n")
+    return 1 if damaged else 0
 
 
 def _inspected(folder: Path, quiet: bool) -> int:
@@ -471,8 +467,8 @@ def _described(found: dict[str, Any]) -> Iterator[str]:
         yield f"{name}: mean {spread['mean']:.6g}, {middle}, from {spread['least']:.6g} to {spread['most']:.6g}"
     if "actions" in found:
         yield "actions: " + "  ".join(f"{number}: {share:.1%}" for number, share in enumerate(found["actions"]))
-    for problem in found.get("problems", ()):
-        yield f"note: {problem}"
+    for note in found.get("notes", ()):
+        yield f"note: {note}"
 
 
 DATA: dict[str, Callable[[list[str]], int]] = {"collect": collect, "convert": convert, "inspect": inspect_dataset}

@@ -130,21 +130,21 @@ class Model:
     ) -> Model:
         """Learn from a dataset alone, of a model of "cql": so many updates, with evaluations as the settings say."""
         self._require_offline(True, "fit")
-        if self._run_dir is not None:
-            raise UserError("A model is fitted once; make another one to fit again.")
-        config = self.config.replace(dataset=str(dataset))
-        if num_updates is not None:
-            config = from_mapping(
-                {"num_updates": num_updates, "epoch_updates": min(num_updates, config.epoch_updates)}, "fit", config
-            )
+        if self.num_timesteps:
+            raise UserError("A model is fitted once, from its start; make another one to fit again.")
+        wanted = self.config.num_updates if num_updates is None else num_updates
+        if not isinstance(wanted, int | np.integer) or wanted < 1:
+            raise UserError(f"num_updates is {wanted!r}; it must be a whole number of at least 1.")
+        epoch = min(int(wanted), self.config.epoch_updates)
+        config = self.config.replace(dataset=str(dataset), num_updates=int(wanted), epoch_updates=epoch)
         spec = run.specification(config)
         _require_same_shapes(spec, self.spec)
         run.require_possible(config, spec, compiled_loop=False)
         folder = Path(run_dir) if run_dir is not None else self._temporary()
         with record.hold([folder]):
             record.create_run(folder, config)
-            self.config, self._run_dir = config, folder
             run.train(config, [folder], quiet=quiet, env=self._env)
+        self.config, self._run_dir = config, folder
         self.state, self.num_timesteps = load_agent_state(folder, self._agent)
         return self
 

@@ -70,7 +70,7 @@ def read_run(folder: Path, config: Config, task: str, method: str) -> Run:
     summary = record.read_summary(folder)
     finished = summary.get("status") == "finished"
     with _undamaged(folder / "summary.json" if finished else record.results_table(folder)):
-        means = summary["epoch_returns"] if finished else _epoch_means(folder)[:-1]  # the last epoch goes on
+        means = summary["epoch_returns"] if finished else _epoch_means(folder, config)
         if finished:  # nothing is written of last epochs in which no episode ended
             if abs(summary["auc"] - sum(mean for mean in means if mean is not None)) > 1e-6:
                 raise ValueError("auc is not the sum of epoch_returns")
@@ -96,8 +96,10 @@ def _undamaged(file: Path) -> Iterator[None]:
         raise UserError(f"{what}; move {file.parent} away, and train that run again.") from None
 
 
-def _epoch_means(folder: Path) -> list[float | None]:
-    return record.results(folder)["epoch_returns"] if record.results_table(folder).is_file() else []
+def _epoch_means(folder: Path, config: Config) -> list[float | None]:
+    """Of those that have ended: an epoch of training goes on, an evaluation is written when it is over."""
+    means = record.results(folder)["epoch_returns"] if record.results_table(folder).is_file() else []
+    return means if config.is_offline else means[:-1]
 
 
 def _filled(means: Iterable[float | None]) -> tuple[float, ...]:

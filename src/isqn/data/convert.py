@@ -11,13 +11,27 @@ from typing import Any
 
 import numpy as np
 
-from isqn.data.dataset import INDEX, About, Dataset, Piece, Writer, read_index
+from isqn.data.dataset import About, Dataset, Piece, Writer
 from isqn.data.sample import CONTEXT, INSIDE, TERMINATED, TRUNCATED
 from isqn.data.sources import Part, Source, minari_storage
 from isqn.keys import host_generator
 from isqn.types import EnvSpec, UserError
 
 SUBSETS = ("all", "first", "random-episodes")
+
+
+def require_part(subset: str, fraction: float, checkpoints: int, where: str = "") -> None:
+    """What `isqn data convert` and a study take of a source."""
+    if subset not in SUBSETS:
+        raise UserError(f"{where}subset is {subset!r}; choose one of {', '.join(SUBSETS)}.")
+    if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 < fraction <= 1:
+        raise UserError(f"{where}fraction is {fraction!r}; it must be above 0 and at most 1.")
+    if (subset == "all") != (fraction == 1):
+        raise UserError(
+            f"{where}subset is {subset} and fraction {fraction:g}; of all it is 1, of first and random-episodes less."
+        )
+    if type(checkpoints) is not int or checkpoints < 1:
+        raise UserError(f"{where}checkpoints is {checkpoints!r}; it must be a whole number of at least 1.")
 
 
 def convert(
@@ -28,28 +42,28 @@ def convert(
     subset: str = "all",
     fraction: float = 1.0,
     seed: int = 0,
-    report: Callable[[Part, int, int], None] = lambda *_: None,
-) -> Writer:
+    report: Callable[[int], None] = lambda rows: None,
+) -> None:
     """Writes part by part; what a kill leaves is whole up to the last part, and the same call goes on from there."""
     if not source.parts:
         raise UserError("There is nothing to convert: no file of the source was found.")
     checkpoints = len({part.checkpoint for part in source.parts})
-    about = About(source.policy, source.kind, subset, fraction, seed, checkpoints)
-    writer = Writer(out, spec, about)
-    done = _go_on(writer, out, about)
+    writer = Writer(out, spec, About(source.policy, source.kind, subset, fraction, seed, checkpoints))
+    done = list(writer.go_on().get("done", ()))
     for part in source.parts:
         if part.name in done:
             continue
         for piece in ahead(chosen(part, subset, fraction, seed)):
             writer.extend(piece)
-            report(part, writer.total, len(done))
+            report(writer.total)
         done.append(part.name)
-        writer.save(done=done, complete=len(done) == len(source.parts))
-        writer.tidy()
-    return writer
+        complete = len(done) == len(source.parts)
+        if complete and not writer.total:
+            raise UserError(f"Nothing is left of the source; take a larger fraction than {fraction:g}.")
+        writer.save(tidy=True, done=done, complete=complete)
 
 
-def ahead(pieces: Iterator[Piece], count: int = 4) -> Iterator[Piece]:
+def ahead(pieces: Iterator[Piece], count: int = 1) -> Iterator[Piece]:
     """The same pieces, read and unpacked in a thread while the one before is packed."""
     box: Queue[Piece | BaseException | None] = Queue(count)
     stopped = Event()
@@ -79,21 +93,6 @@ def ahead(pieces: Iterator[Piece], count: int = 4) -> Iterator[Piece]:
     finally:
         stopped.set()
         thread.join()
-
-
-def _go_on(writer: Writer, out: Path, about: About) -> list[str]:
-    """The parts that are there already."""
-    if not (out / INDEX).exists():
-        if out.exists() and any(out.iterdir()):
-            raise UserError(f"{out} is not empty and no dataset; give --out another folder.")
-        return []
-    index = read_index(out)
-    if index.get("complete", True):
-        raise UserError(f"{out} holds a dataset that is complete; give --out another folder, or delete it.")
-    if any(index[name] != value for name, value in vars(about).items()) or index["spec"] != writer.described_spec:
-        raise UserError(f"{out} holds a part of another conversion; give --out another folder, or delete it.")
-    writer.restore(index)
-    return list(index["done"])
 
 
 def chosen(part: Part, subset: str, fraction: float, seed: int) -> Iterator[Piece]:
@@ -133,10 +132,11 @@ def to_minari(folder: Path, out: Path) -> None:
         raise UserError(f"{out} is not empty; give --out another folder.")
     spec = dataset.spec
     dtype: Any = np.dtype(spec.frame_dtype)
-    low, high = (0, 255) if dtype == np.uint8 else (-np.inf, np.inf)
-    seen: spaces.Space[Any] = spaces.Box(low, high, spec.frame_shape, dtype)
     if dtype.kind == "b":
-        seen = spaces.MultiBinary(spec.frame_shape)
+        seen: spaces.Space[Any] = spaces.MultiBinary(spec.frame_shape)
+    else:
+        low, high = (-np.inf, np.inf) if dtype.kind == "f" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+        seen = spaces.Box(low, high, spec.frame_shape, dtype)
     taken: spaces.Space[Any] = spaces.Discrete(spec.num_actions, start=spec.first_action)
     if spec.is_continuous:
         kind: Any = np.dtype(spec.action_type)

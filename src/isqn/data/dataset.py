@@ -11,7 +11,6 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from hashlib import sha256
-from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 from zlib import crc32
@@ -123,12 +122,15 @@ class Writer:
         count = min(SHARD_ROWS, self.total - number * SHARD_ROWS)
         columns = {"actions": self._actions[:count], "rewards": self._rewards[:count], "ends": self._ends[:count]}
         self.folder.mkdir(parents=True, exist_ok=True)
-        content = safetensors.numpy.save({**columns, **self._frames.segment(number, count)})
-        file = write_file(self.folder, f"rows-{number:06d}", content)
-        return {**file, "rows": count, "columns_crc32": _columns_crc(columns)}
+        arrays = {**columns, **self._frames.segment(number, count)}
+        file = write_file(self.folder, f"rows-{number:06d}", safetensors.numpy.save(arrays))
+        return {**file, "rows": count, "columns_crc32": _columns_crc(arrays)}
 
-    def save(self, **more: Any) -> Description:
-        """Write what is new, and the index; describe, in JSON's terms, the files that hold the rows as they are."""
+    def save(self, *, tidy: bool = False, **more: Any) -> Description:
+        """Write what is new, and the index; describe, in JSON's terms, the files that hold the rows as they are.
+
+        `tidy` deletes what is not in it any more: older states of the last shard, which a checkpoint may still need.
+        """
         files = list(self._files)
         if self.total > len(files) * SHARD_ROWS:
             files.append(self._write_shard(len(files)))
@@ -138,19 +140,36 @@ class Writer:
         self.folder.mkdir(parents=True, exist_ok=True)
         replace_text(self.folder / INDEX, text + "\n")
         sync(self.folder)
+        if tidy:
+            named = {file["name"] for file in files}
+            for path in [path for path in self.folder.glob("rows-*") if path.name not in named]:
+                path.unlink()
         return described
+
+    def go_on(self, **same: Any) -> Description:
+        """With what a kill has left of the same work: what its index says, {} if there is none yet. `same` are fields
+        that must not have changed."""
+        left = [path.name for path in self.folder.iterdir()] if self.folder.exists() else []
+        if INDEX not in left:
+            if not all(name.startswith(("rows-", f".{INDEX}")) for name in left):
+                raise UserError(f"{self.folder} is not empty and no dataset; give --out another folder.")
+            return {}
+        index = read_index(self.folder)
+        mine = {**asdict(self.about), "spec": self.described_spec, **same}
+        if index.get("complete", True):
+            raise UserError(f"{self.folder} holds a dataset that is complete; give --out another folder, or delete it.")
+        if any(index.get(name) != value for name, value in mine.items()):
+            raise UserError(f"{self.folder} holds a part of another dataset; give --out another folder, or delete it.")
+        try:
+            self.restore(index)
+        except DamagedFile as error:
+            raise UserError(f"{error} Delete {self.folder}, and begin again.") from None
+        return index
 
     @property
     def described_spec(self) -> Description:
         """In JSON's terms."""
         return {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(self.spec).items()}
-
-    def tidy(self) -> None:
-        """Delete what the index does not name: older states of the last shard."""
-        named = {file["name"] for file in read_index(self.folder)["files"]}
-        for path in self.folder.glob("rows-*"):
-            if path.name not in named:
-                path.unlink()
 
     def restore(self, described: Description) -> None:
         """Go on from what `save` described. Raises `DamagedFile` if a file is not what was written."""
@@ -177,6 +196,8 @@ class Dataset:
     ) -> Dataset:
         index = read_index(folder)
         spec = spec_of(index)
+        if not index["files"]:
+            raise UserError(f"{folder} holds no rows yet.")
         paths = [folder / file["name"] for file in index["files"]]
         shards = [_open_shard(path, file) for path, file in zip(paths, index["files"], strict=True)]
         actions, rewards, ends = (np.concatenate([shard[name] for shard in shards]) for name in COLUMNS)
@@ -204,10 +225,6 @@ class Dataset:
     @property
     def num_transitions(self) -> int:
         return int((self.rows.ends == INSIDE).sum())
-
-    @property
-    def num_episodes(self) -> int:
-        return int((self.rows.ends & ENDED != 0).sum())
 
     def describe(self) -> str:
         part = "" if self.index["subset"] == "all" else f" ({self.index['subset']}, {self.index['fraction']:.3g})"
@@ -242,12 +259,6 @@ class Dataset:
                 yield str(error)
 
 
-def columns_bytes(spec: EnvSpec, rows: int) -> int:
-    """What a dataset takes in memory while it is open."""
-    width = action_dtype(spec).itemsize * prod(spec.action_shape)
-    return rows * (width + np.dtype(np.float32).itemsize + np.dtype(np.uint8).itemsize)
-
-
 def read_index(folder: Path) -> Description:
     """Of a dataset that is there, or a sentence."""
     path = folder / INDEX
@@ -264,8 +275,6 @@ def read_index(folder: Path) -> Description:
             raise UserError(f"{path} has format {index['format']}; this version reads format {FORMAT}.")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path} is damaged ({type(error).__name__}: {error}); write the dataset again.") from None
-    if not index["files"]:
-        raise UserError(f"{folder} holds no rows yet.")
     return index
 
 
@@ -290,8 +299,9 @@ def _open_shard(path: Path, file: Description) -> dict[str, Array]:
 
 def _columns_crc(arrays: dict[str, Array]) -> int:
     checksum = 0
-    for name in COLUMNS:
-        checksum = crc32(arrays[name].tobytes(), checksum)
+    for name in (*COLUMNS, "block_ends", "open_frames"):
+        if name in arrays:
+            checksum = crc32(arrays[name].tobytes(), checksum)
     return checksum
 
 

@@ -43,6 +43,7 @@ def replace_text(path: Path, text: str) -> None:
     """The old text or the new one, whatever happens."""
     aside = path.with_name(f".{path.name}.writing")
     aside.write_text(text, encoding="utf-8")
+    sync(aside)
     os.replace(aside, path)
 
 

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import json
 import mmap
+import resource
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from math import prod
 from pathlib import Path
 from typing import Any, Protocol
@@ -262,6 +265,7 @@ class StoredFrames:
 def map_arrays(path: Path) -> dict[str, Array]:
     """The arrays of a safetensors file, mapped into memory: its length, a header in JSON, then their bytes."""
     try:
+        _allow_files()
         with path.open("rb") as file:
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         mapped.madvise(mmap.MADV_RANDOM)  # what lies behind what is read is not read too
@@ -276,6 +280,14 @@ def map_arrays(path: Path) -> dict[str, Array]:
         return arrays
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DamagedFile(f"{path} cannot be read: {error}.") from error
+
+
+@cache
+def _allow_files() -> None:
+    """A map keeps its file open: as many as the system lets this process have."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _map_of(array: Array) -> tuple[mmap.mmap, int]:

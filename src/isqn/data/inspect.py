@@ -103,7 +103,7 @@ def strip(dataset: Dataset, path: Path, count: int = 8, side: int = 160) -> None
     gap = np.full((large[0].shape[0], 4, 3), 255, np.uint8)
     joined = [part for picture in large for part in (picture, gap)][:-1]
     path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(np.concatenate(joined, axis=1)).save(path)
+    Image.fromarray(np.concatenate(joined, axis=1)).save(path, format="PNG")
 
 
 def _coloured(frame: Array) -> Array:

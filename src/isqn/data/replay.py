@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from numpy.typing import NDArray
 
 from isqn.data.files import Description, read_file, sync, write_file
 from isqn.data.frames import BLOCK_ROWS, Layout, make_frames
-from isqn.data.sample import COLUMNS, ENDED, INSIDE, TERMINATED, TRUNCATED, Rows, action_dtype
+from isqn.data.sample import COLUMNS, ENDED, INSIDE, TERMINATED, TRUNCATED, Rows, action_dtype, columns_bytes
 from isqn.types import EnvSpec, Transition, UserError
 
 Array = NDArray[Any]
@@ -46,9 +45,7 @@ class Memory:
 def memory_needed(spec: EnvSpec, capacity: int, compress: bool) -> Memory:
     """Exact for the columns and for raw frames; for compressed frames, what Atari's were measured to take."""
     layout = Layout.of(spec, capacity)
-    action_bytes = action_dtype(spec).itemsize * prod(spec.action_shape)
-    row_bytes = action_bytes + np.dtype(np.float32).itemsize + np.dtype(np.uint8).itemsize
-    columns = layout.ring_rows * row_bytes
+    columns = columns_bytes(spec, layout.ring_rows)
     raw = layout.ring_rows * layout.frame_bytes
     if not compress:
         return Memory(columns, raw, raw, compressed=False)

@@ -8,6 +8,7 @@ there to bootstrap from. Rows are numbered from the first one ever added.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -142,3 +143,9 @@ class Rows:
 def action_dtype(spec: EnvSpec) -> np.dtype[Any]:
     """Of a column of actions: the smallest that holds them."""
     return np.dtype(spec.action_dtype) if spec.is_continuous else np.min_scalar_type(spec.num_actions - 1)
+
+
+def columns_bytes(spec: EnvSpec, rows: int) -> int:
+    """What they take in memory."""
+    width = action_dtype(spec).itemsize * prod(spec.action_shape)
+    return rows * (width + np.dtype(np.float32).itemsize + np.dtype(np.uint8).itemsize)

@@ -27,7 +27,7 @@ from isqn.types import EnvSpec, UserError
 Array = NDArray[Any]
 
 CHECKPOINT_STEPS = 1_000_000  # of the DQN replay dataset (Agarwal et al. 2020)
-MOST_ROWS = 30_000  # of a piece: longer episodes are cut in several, which no sample notices
+MOST_ROWS = 30_000  # of a piece: longer episodes are cut in several, which no sample of one step notices
 CHUNK_ROWS = 1_024
 
 
@@ -117,7 +117,9 @@ def _log_pieces(files: dict[str, Path], spec: EnvSpec) -> Iterator[Piece]:
                 held = np.concatenate([held, next(chunks)])
             frames, held = held[: stop - start], held[stop - start :]
             columns = [frames, actions[start:stop], rewards[start:stop]]
-            if start == first and stop - start >= stack and not any(x[: stack - 1].any() for x in columns):
+            if start == first and not any(
+                x[: stack - 1].any() for x in columns
+            ):  # rows of zeros, or what is left of them
                 columns, context = [x[stack - 1 :] for x in columns], 0
             yield from _steps(*columns, terminal=bool(terminals[stop - 1]), context=context)
             if stop == end:
@@ -247,7 +249,15 @@ def minari(folder: Path, spec: EnvSpec, to_frame: Callable[[Any], Array]) -> Sou
                     f"{folder}: episode {number} has {len(taken)} actions, {len(episode['rewards'])} rewards and "
                     f"{len(frames)} observations; there must be one observation more."
                 )
-            actions = np.concatenate([spec.from_environment(taken), np.zeros((1, *spec.action_shape))])
+            if frames.shape[1:] != spec.frame_shape:
+                raise UserError(f"{folder}: frames of episode {number} are {frames.shape[1:]}, not {spec.frame_shape}.")
+            chosen = spec.from_environment(taken)
+            if not spec.is_continuous:
+                try:
+                    _actions(chosen, spec)
+                except ValueError as error:
+                    raise UserError(f"{folder}: episode {number}: {error}.") from None
+            actions = np.concatenate([chosen, np.zeros((1, *spec.action_shape))])
             ends = np.full(len(frames), INSIDE, np.uint8)
             ends[-1] = TERMINATED if episode["terminations"][-1] else TRUNCATED
             yield Piece(frames, actions, np.append(episode["rewards"], 0).astype(np.float32), ends)

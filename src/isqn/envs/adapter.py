@@ -142,6 +142,11 @@ def make_environment(env_id: str | gym.Env, *, protocol: str = "auto", render: b
     return Environment(env, spec)
 
 
+def full_id(env_id: str) -> str:
+    """With the version that may be left out."""
+    return minatar.full_id(env_id) or env_id
+
+
 def require_protocol(protocol: str, name: str, env_id: str) -> None:
     """Only Atari and dm_control can be played in more than one way."""
     if protocol not in ("auto", name):

@@ -102,7 +102,7 @@ OWN: dict[str, tuple[str, ...]] = {
 STREAM_HELD_OUT = 32  # steps that the probes of a stream look at beside the one that is learned from
 
 _ABOVE_ZERO = ("value_bound", "batch_norm_epsilon", "entropy_temperature_start")
-MAY_CHANGE = ("total_timesteps", "num_updates", "checkpoint_minutes", "track")  # in the middle of a run
+MAY_CHANGE = ("total_timesteps", "num_updates", "dataset", "checkpoint_minutes", "track")  # in the middle of a run
 _AT_LEAST_ONE = (
     *("num_bellman_iterations", "num_seeds", "total_timesteps", "max_episode_steps", "num_steps_return", "batch_size"),
     *("update_period", "target_update_period", "target_sync_period", "buffer_size"),

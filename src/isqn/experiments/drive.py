@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import shutil
 import sys
 import time
@@ -22,7 +23,7 @@ from isqn.experiments import worker
 from isqn.experiments.config import Config, from_mapping, read_toml, slug, to_toml
 from isqn.experiments.engines import RETRIES, Engine, Handle, Job, share_cores, visible_gpus
 from isqn.experiments.presets import preset_config, preset_for
-from isqn.experiments.study import Cell, Study
+from isqn.experiments.study import PART, Cell, Study
 from isqn.experiments.study import to_toml as study_toml
 from isqn.experiments.worker import SEEDS_PER_JOB
 from isqn.train import record, run
@@ -127,48 +128,50 @@ def make_datasets(study: Study, out: Path, engine: Engine, board: Board, should_
     """Those that are not there: a run of dqn logs each, and maybe a part of it is taken. The jobs that failed."""
     if not study.cells[0].config.is_offline:
         return []
-    wanted = {Path(cell.config_in(out, (s,)).dataset): cell.task for cell in study.cells for s in study.seeds}
-    absent = {place: task for place, task in wanted.items() if not _is_complete(place)}
+    wanted = {
+        # the run that logs it has its seed, if there is one for each
+        cell.config_in(out, (seed,)).dataset: (cell.task, seed if "{seed}" in cell.config.dataset else 0)
+        for cell in study.cells
+        for seed in study.seeds
+    }
+    absent = [place for place in wanted if not _is_complete(Path(place))]
     if not absent:
         return []
     if not study.datasets:
         raise UserError(
-            f"study {study.name}: {next(iter(absent))} is not a dataset ({len(absent)} are missing); make them by "
+            f"study {study.name}: {absent[0]} is not a dataset ({len(absent)} are missing); make them by "
             "`isqn data convert`, or let the study log some by a table [datasets]."
         )
     settings = {key: value for key, value in study.datasets.items() if key not in PART}
     preset = settings.pop("preset", None)
     logs = []
-    for number, (place, task) in enumerate(sorted(absent.items())):
+    for place in absent:
+        (task, seed), name = wanted[place], f"log--{slug(os.path.relpath(place, out))}"
         base = preset_config(preset or preset_for(task, "dqn"), "dqn")
-        fields = {"env_id": task, "experiment": study.name, "seed": number, "record_dataset": True} | settings
+        fields = {"env_id": task, "experiment": study.name, "seed": seed, "record_dataset": True} | settings
         config = from_mapping(fields, f"study {study.name}: datasets", base)
-        name = f"log--{slug(place.name)}"
         log = Job(
             name=name,
             config=config,
-            method_dir=out / "logging" / slug(str(place.relative_to(out)) if place.is_relative_to(out) else place.name),
+            method_dir=out / "logging" / name,
             file=out / "jobs" / f"{name}.toml",
             log=out / "logs" / f"{name}.log",
             memory=memory_needed(config.replace(seed=0)),
             imports=study.imports,
         )
         record.replace_text(log.file, to_toml(config))
-        logs.append((log, place))
+        logs.append((log, Path(place)))
     board.say(f"logging {count(len(logs), 'dataset')}; each has a log in {out / 'logs'}")
     left = [log for log, _ in logs if record.run_state(log.folders[0]) != "finished"]
     failed = _drive(left, engine, board, should_stop)
-    for log, place in logs:
+    for log, folder in logs:
         if log not in failed:
             part = {key: study.datasets[key] for key in PART if key in study.datasets}
             whole, parts = log.folders[0] / "dataset", part.pop("checkpoints", 50)
             source = own(whole, parts if part.get("subset") == "first" else 1)
-            convert(source, spec_of(read_index(whole)), place, **part)
-            board.say(f"made {place}")
+            convert(source, spec_of(read_index(whole)), folder, **part)
+            board.say(f"made {folder}")
     return failed
-
-
-PART = ("subset", "fraction", "checkpoints")  # of `isqn data convert`
 
 
 def _is_complete(place: Path) -> bool:

@@ -18,6 +18,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, get_origin, get_type_hints
 
+from isqn.data.convert import require_part
 from isqn.experiments.config import (
     AGENTS,
     MOST_INTEGER,
@@ -38,6 +39,7 @@ from isqn.schemes import SCHEMES
 from isqn.types import UserError
 
 FIELDS = get_type_hints(Config)
+PART = ("subset", "fraction", "checkpoints")  # of a log, as of `isqn data convert`
 LISTS = {name for name, kind in FIELDS.items() if get_origin(kind) is tuple}
 NUMBERS = [name for name, kind in FIELDS.items() if kind in (int, float, float | None)]
 OF_A_STUDY = {  # what says it there
@@ -113,7 +115,10 @@ class Study:
         if self.datasets:
             if self.agent != "cql":
                 raise UserError(f"{where}: datasets are for the agent cql.")
-            self._check_settings(self.datasets, f"{where}: datasets", "subset", "fraction", "checkpoints", agent="dqn")
+            self._check_settings(self.datasets, f"{where}: datasets", *PART, agent="dqn")
+            given = {key: value for key, value in self.datasets.items() if key in PART}
+            part: dict[str, Any] = {"subset": "all", "fraction": 1.0, "checkpoints": 50, **given}
+            require_part(**part, where=f"{where}: datasets: ")
         if self.agent in AGENTS:  # the methods of others are settings that this version does not have
             self._check_grid(where)
 
@@ -174,6 +179,9 @@ class Study:
                 raise UserError(f"{where}: along and panels are both {self.along!r}; let panels be another setting.")
             _require_one_of(SETTINGS, self.panels, f"{where}: panels", "a setting", HELP)
         first = self.cells[: len(self.cells) // len(self.tasks)]  # on the first task
+        for cell in self.cells:
+            if cell.config.is_offline and not cell.config.dataset:
+                raise UserError(f"{where}: {cell.task} has no dataset; give its folder, inside that of the study.")
         for one, same in zip(itertools.cycle(first), self.cells, strict=False):
             if one.place != same.place:
                 raise UserError(

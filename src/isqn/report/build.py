@@ -16,7 +16,7 @@ from isqn.experiments.study import Cell
 from isqn.experiments.study import to_toml as study_toml
 from isqn.report import tables
 from isqn.report.charts import Chart, Figure, Report, Series, Table
-from isqn.report.collect import Collected, Rows, counts_frames
+from isqn.report.collect import Collected, Rows, unit_of
 from isqn.report.compare import Comparison, compare, interval, mean_return, profile
 from isqn.types import UserError
 
@@ -155,7 +155,9 @@ def _of_all(collected: Collected, compared: Comparison) -> Iterator[Figure]:
         scores = compared.scores
         x, xlabel = _common_axis([cell.config for cell in collected.cells], len(compared.results.runs[0].returns))
         charts = lines(lambda method: _line(x, interval(scores[method])), xlabel, "IQM of normalised returns")
-        yield Figure("curves", "Learning curves", f"Mean training return of each epoch. {compared.words}", charts)
+        yield Figure(
+            "curves", "Learning curves", f"Mean {kind_of_return(collected)} of each epoch. {compared.words}", charts
+        )
         means = {method: score.mean(axis=2) for method, score in scores.items()}
         at = np.linspace(0, max(1.0, *(np.max(m) for m in means.values())), 61)
         charts = lines(lambda method: _line(at, profile(means[method], at)), "normalised return", "share of runs above")
@@ -217,9 +219,14 @@ def _common_axis(configs: list[Config], epochs: int) -> tuple[np.ndarray, str]:
     return np.arange(1.0, epochs + 1), "epoch"
 
 
+def kind_of_return(collected: Collected) -> str:
+    return "return of evaluations" if collected.is_offline else "training return"
+
+
 def _axis(config: Config, epochs: int) -> tuple[np.ndarray, str]:
     steps = np.array([config.epoch_end(epoch) for epoch in range(epochs)], np.float64)
-    return (4 * steps, "frames") if counts_frames(config.env_id) else (steps, "agent steps")
+    unit = unit_of(config.env_id, offline=config.is_offline)
+    return 4 * steps if unit == "frames" else steps, unit
 
 
 # -- by task ------------------------------------------------------------------------------------------------------
@@ -253,8 +260,8 @@ def _of_tasks(collected: Collected) -> Iterator[Figure]:
             name = _joined(task, title)
             charts.append(Chart("lines", series, title=name, xlabel=xlabel, ylabel="mean return of an epoch"))
     about = (
-        "Mean over seeds of the mean training return of each epoch, as the environment counts, with 95 % intervals "
-        "if there are several seeds."
+        f"Mean over seeds of the mean {kind_of_return(collected)} of each epoch, as the environment counts, with 95 % "
+        "intervals if there are several seeds."
     )
     yield from _if_any("tasks", "Task by task", about, charts)
 
@@ -271,7 +278,7 @@ def _of_metrics(collected: Collected) -> Iterator[Figure]:
         charts = []
         for task in collected.tasks:
             found = {method: collected.recorded(task, method, name) for method in collected.methods}
-            charts.append(_over_training(task, found, words))
+            charts.append(_over_training(collected, task, found, words))
         yield from _if_any(
             name.replace("_", "-"), words.capitalize(), f"Mean over seeds of the {words}. {AVERAGED}", charts
         )
@@ -290,7 +297,7 @@ def _churn(collected: Collected) -> Iterator[Figure]:
     charts = []
     for task in collected.tasks:
         found = {method: collected.churn(task, cell) for method, cell in collected.methods.items()}
-        charts.append(_over_training(task, found, ylabel, reference))
+        charts.append(_over_training(collected, task, found, ylabel, reference))
     yield from _if_any("target-churn", "Target churn", f"{about}. {AVERAGED}", charts)
 
 
@@ -305,7 +312,7 @@ def _cosines(collected: Collected) -> Iterator[Figure]:
     charts = []
     for task in collected.tasks:
         found = {label: collected.recorded(task, method, name) for label, name in columns.items()}
-        charts.append(_over_training(task, found, "cosine of gradients"))
+        charts.append(_over_training(collected, task, found, "cosine of gradients"))
     about = "Cosine between gradients of different losses at the same parameters, along the training of"
     yield from _if_any("gradient-cosine", "Directions of the gradients", f"{about} {method}. {AVERAGED}", charts)
 
@@ -318,7 +325,7 @@ def _weights(collected: Collected) -> Iterator[Figure]:
             pairs = range(1, collected.methods[method].config.target_scheme.num_pairs + 1)
             found = {f"pair {k}": collected.recorded(task, method, f"pair_weight_{k}") for k in pairs}
             title = task if len(learned) == 1 else f"{task}, {method}"
-            charts.append(replace(_over_training(task, found, "weight of the pair", 1.0), title=title))
+            charts.append(replace(_over_training(collected, task, found, "weight of the pair", 1.0), title=title))
     about = f"The learned weight of each Bellman update; they sum to their number, and 1 is the plain sum. {AVERAGED}"
     yield from _if_any("weights", "Learned weights", about, charts)
 
@@ -331,10 +338,11 @@ def _mean_line(x: np.ndarray, values: np.ndarray) -> Series:
     return _line(x[rows - 1 : whole : rows], interval(means[:, None], stats.mean))
 
 
-def _over_training(task: str, found: Mapping[str, Rows | None], ylabel: str, reference: float | None = None) -> Chart:
+def _over_training(
+    collected: Collected, task: str, found: Mapping[str, Rows | None], ylabel: str, reference: float | None = None
+) -> Chart:
     series = {label: _mean_line(*rows) for label, rows in found.items() if rows}
-    xlabel = "frames" if counts_frames(task) else "agent steps"
-    return Chart("lines", series, title=task, xlabel=xlabel, ylabel=ylabel, reference=reference)
+    return Chart("lines", series, title=task, xlabel=collected.unit(task), ylabel=ylabel, reference=reference)
 
 
 def _if_any(name: str, title: str, about: str, charts: Iterable[Chart]) -> Iterator[Figure]:

@@ -22,9 +22,11 @@ Rows = tuple[np.ndarray, np.ndarray]  # frames or steps (rows,), and values (see
 NOT_A_METHOD = ("env_id", "seed", "experiment", "loop")  # the loops draw different runs of one distribution
 
 
-def counts_frames(task: str) -> bool:
-    """Whether figures show frames of the emulator, as the paper's of Atari, or steps of the agent."""
-    return task.startswith("ALE/")
+def unit_of(task: str, *, offline: bool) -> str:
+    """What figures show along training: updates, frames of the emulator, as the paper's of Atari, or agent steps."""
+    if offline:
+        return "updates"
+    return "frames" if task.startswith("ALE/") else "agent steps"
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,13 @@ class Collected:
             found.setdefault((one.task, one.method), []).append(one)
         return found
 
+    @property
+    def is_offline(self) -> bool:
+        return self.cells[0].config.is_offline
+
+    def unit(self, task: str) -> str:
+        return unit_of(task, offline=self.is_offline)
+
     def recorded(self, task: str, method: str, name: str) -> Rows | None:
         """Frames or steps (rows,) and values (seeds, rows) of a column of metrics.csv, where all seeds have numbers."""
         tables = [one.metrics for one in self.of(task, method) if name in one.metrics]
@@ -72,7 +81,7 @@ class Collected:
         shortest = min(len(columns[name]) for columns in tables)
         values = np.array([columns[name][:shortest] for columns in tables])
         known = np.isfinite(values).all(axis=0)
-        x = tables[0]["frame" if counts_frames(task) else "step"][:shortest]
+        x = tables[0]["frame" if self.unit(task) == "frames" else "step"][:shortest]
         return (x[known], values[:, known]) if known.any() else None
 
     def churn(self, task: str, cell: Cell) -> Rows | None:

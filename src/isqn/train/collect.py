@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
 from isqn.agents.q_learning import Agent, AgentState
-from isqn.data.dataset import INDEX, About, Writer, read_index
+from isqn.data.dataset import About, Writer
 from isqn.envs.adapter import Environment
 from isqn.keys import episode_seed
-from isqn.train.evaluate import STOPPED, FrameStack
+from isqn.train.evaluate import FrameStack
 from isqn.train.host import compile_agent
 from isqn.types import Interrupted, UserError
 
@@ -33,13 +32,17 @@ def collect(
     max_episode_steps: int,
     should_stop: Callable[[], bool] = lambda: False,
     report: Callable[[int, float], None] = lambda *_: None,
-) -> Writer:
+) -> None:
     """At least so many steps, to the end of an episode. The same call goes on with what a kill has left."""
     call = compile_agent(agent)
     writer, stack = Writer(out, env.spec, about), FrameStack(env.spec)
     state = state._replace(seed=jnp.asarray(seed, jnp.uint32))
-    asked = {"steps": steps, "epsilon": epsilon, "seed": seed, "policy": about.policy}
-    step, episode, saved = _go_on(writer, out, asked, resumable=not agent.streams)
+    asked = {"steps": steps, "epsilon": epsilon}
+    left = writer.go_on(asked=asked)
+    step = saved = left.get("step", 0)
+    episode = left.get("episode", 0)
+    if step and agent.streams:
+        raise UserError(f"{out} cannot be gone on with: what a stream is normalised by was lost; delete it.")
 
     def see(frame: np.ndarray) -> np.ndarray:
         nonlocal state
@@ -63,24 +66,9 @@ def collect(
                 writer.add_first(frame)
         episode += 1
         report(step, total)
-        if step - saved >= SAVE_STEPS or step >= steps:
+        stopping = should_stop() and step < steps
+        if step - saved >= SAVE_STEPS or step >= steps or stopping:
             saved = step
-            writer.save(collected={**asked, "step": step, "episode": episode}, complete=step >= steps)
-            writer.tidy()
-        if should_stop():
-            raise Interrupted(f"{STOPPED.split(';')[0]}; the same command goes on from step {saved:,}")
-    return writer
-
-
-def _go_on(writer: Writer, out: Path, asked: dict[str, Any], *, resumable: bool) -> tuple[int, int, int]:
-    """Step, episode and the step that is saved."""
-    if not (out / INDEX).exists():
-        if out.exists() and any(out.iterdir()):
-            raise UserError(f"{out} is not empty and no dataset; give --out another folder.")
-        return 0, 0, 0
-    index = read_index(out)
-    done = index.get("collected", {})
-    if index.get("complete", True) or any(done.get(name) != value for name, value in asked.items()) or not resumable:
-        raise UserError(f"{out} holds another dataset; give --out another folder, or delete it.")
-    writer.restore(index)
-    return done["step"], done["episode"], done["step"]
+            writer.save(tidy=True, asked=asked, step=step, episode=episode, complete=step >= steps)
+        if stopping:
+            raise Interrupted(f"stopped at step {step:,}; the same command goes on")

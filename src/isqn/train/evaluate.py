@@ -141,7 +141,7 @@ def host_evaluation(
     return evaluate
 
 
-STOPPED = "stopped in an evaluation; what was learned is saved"
+STOPPED = "stopped in an evaluation, which is played again by `isqn resume`; what was learned is saved"
 
 
 def native_evaluation(
@@ -159,19 +159,19 @@ def native_evaluation(
     stretch = min(share, 1_000)
 
     def begin(seed: Array, index: Array) -> Any:
-        return (*env.reset(device_key(seed, "environment", 0, index)), jnp.float32(0), jnp.int32(0))
+        return (*env.reset(device_key(seed, "environment", 0, index)), jnp.float32(0), jnp.int32(0)), index
 
-    def step(state: AgentState, game: Any, index: Array, time: Array) -> Any:
-        inner, obs, total, length = game
+    def step(state: AgentState, playing: Any, index: Array, time: Array) -> Any:
+        (inner, obs, total, length), game = playing
         number = time * count + index
-        action = agent.act(state, obs, jnp.float32(epsilon), number, index).action
+        action = agent.act(state, obs, jnp.float32(epsilon), number, game).action
         step_key, reset_key = jax.random.split(device_key(state.seed, "environment", 1, number))
         inner, obs, reward, terminated, truncated = env.step(inner, action, step_key)
         total, length = total + reward, length + 1
         over = terminated | truncated | (length >= max_episode_steps)
         again = (*env.reset(reset_key), jnp.float32(0), jnp.int32(0))
-        game = jax.tree.map(lambda new, old: jnp.where(over, new, old), again, (inner, obs, total, length))
-        return game, (over, total, length)
+        playing = jax.tree.map(lambda new, old: jnp.where(over, new, old), again, (inner, obs, total, length))
+        return (playing, game + count * over), (over, total, length)
 
     @jit
     def play(state: AgentState, games: Any, first: Array) -> Any:

@@ -295,6 +295,7 @@ def _restore(run_dir: Path, state: Any, totals: Any, make_replay: Callable[[], R
             replay.restore(manifest["replay"], run_dir / "replay")
             if recorded:
                 recorded.restore(manifest["dataset"])
+                recorded.save()  # the index may name what is newer than this checkpoint
         except DamagedFile as error:
             checkpoint.warn_damaged(error)
             continue

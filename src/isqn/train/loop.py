@@ -77,7 +77,7 @@ def save_best(run_dir: Path, state: Any, result: Epoch) -> None:
     """The agent of the best epoch so far, by mean training return."""
     require_finite((state.params, state.policy), run_dir, result.step)
     name = f"best-{result.step:012d}"
-    manifest = {"criterion": "mean training return of an epoch", **result._asdict(), "mean_return": result.mean_return}
+    manifest = {"criterion": "mean return of an epoch", **result._asdict(), "mean_return": result.mean_return}
     checkpoint.write(run_dir / name, checkpoint.flatten({"agent": state}), manifest)
     for older in run_dir.glob("best-*"):
         if older.name != name:

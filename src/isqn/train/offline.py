@@ -44,7 +44,6 @@ class Counters:
     episode: int = 0
     seconds: float = 0.0
     logged_updates: int = 0  # updates summed in the totals that the next row of metrics averages
-    waited: float = 0.0  # seconds for batches, since then
     best: float | None = None
 
 
@@ -106,7 +105,7 @@ def train(
     last_loss: float | None = None
     clock = time.monotonic() - count.seconds
     saved_at = logged_at = time.monotonic()
-    logged_updates = count.updates
+    logged_updates, waited = count.updates, 0.0
 
     def draw(group: int) -> list[Transition]:
         return split(dataset.sample(GROUP * config.batch_size, host_generator(seed, "replay", group)))
@@ -130,9 +129,10 @@ def train(
 
     batches = Batches(draw, count.updates)
     try:
-        while True:
-            if count.updates == config.epoch_end(count.epoch):
+        while count.epoch < config.num_epochs:
+            if count.updates >= config.epoch_end(count.epoch):
                 save()  # a kill in the middle of an evaluation loses that evaluation only
+                began = time.monotonic()
                 result = Epoch(count.epoch, count.updates, [])
                 for played in evaluate(state, count.epoch):
                     row = {
@@ -154,15 +154,14 @@ def train(
                         count.best = result.mean_return
                         save_best(run_dir, state, result)
                 save()
-                logged_at = time.monotonic()
                 yield result
-                if count.epoch == config.num_epochs:
-                    return
+                logged_at += time.monotonic() - began  # of which no update is a part
+                continue
 
             began = time.monotonic()
             batch = next(batches)
             if totals["loss"].is_ready():  # the device has nothing else to do
-                count.waited += time.monotonic() - began
+                waited += time.monotonic() - began
             state, totals = call.update(state, totals, batch)
             count.updates += 1
             count.logged_updates += 1
@@ -181,7 +180,7 @@ def train(
                     "steps_per_second": (count.updates - logged_updates) / (now - logged_at),
                     "memory_mb": memory_mb(),
                     "seconds": now - clock,
-                    "waiting_share": count.waited / (now - logged_at),
+                    "waiting_share": waited / (now - logged_at),
                 }
                 last_loss = row["loss"]
                 totals, count.logged_updates = jax.tree.map(jnp.zeros_like, totals), 0
@@ -191,7 +190,7 @@ def train(
                     row |= probe_features(agent, state, looked_at)
                 metrics.add(row)
                 tracker.log(row, count.updates)
-                count.waited, logged_at, logged_updates = 0.0, time.monotonic(), count.updates
+                waited, logged_at, logged_updates = 0.0, time.monotonic(), count.updates
             progress.show(count.updates, last_return, last_loss)
 
             stopping = should_stop()

@@ -17,12 +17,13 @@ import numpy as np
 from isqn import agents
 from isqn.agents.q_learning import Agent, AgentState
 from isqn.analysis.probes import observed
-from isqn.data.dataset import INDEX, Dataset, columns_bytes, read_index, spec_of
+from isqn.data.dataset import INDEX, Dataset, read_index, spec_of
 from isqn.data.device_replay import DeviceReplay
-from isqn.data.files import DamagedFile
+from isqn.data.files import DamagedFile, Description
 from isqn.data.replay import Memory, Replay, memory_needed
+from isqn.data.sample import columns_bytes
 from isqn.envs import atari, dmc
-from isqn.envs.adapter import Environment, make_environment, require_protocol
+from isqn.envs.adapter import Environment, full_id, make_environment, require_protocol
 from isqn.envs.native import has_native, make_native
 from isqn.experiments.config import Config, flag, has_effect, nearest_path, others, read_toml, seed_dir
 from isqn.experiments.study import import_for
@@ -85,8 +86,8 @@ def require_memory(size: int, needs: str, advice: str) -> None:
 
 def specification(config: Config) -> EnvSpec:
     """Of the environment as this run will see it."""
-    if config.is_offline and (Path(config.dataset) / INDEX).is_file():
-        return spec_of(read_index(Path(config.dataset)))
+    if index := _index(config):
+        return spec_of(index)
     if uses_compiled_loop(config):
         spec = make_native(config.env_id).spec
         require_protocol(config.protocol, spec.protocol, spec.id)
@@ -94,6 +95,12 @@ def specification(config: Config) -> EnvSpec:
     env = make_environment(config.env_id, protocol=config.protocol)
     env.close()
     return env.spec
+
+
+def _index(config: Config) -> Description:
+    """Of its dataset; nothing if it has none, or none yet."""
+    folder = Path(config.dataset)
+    return read_index(folder) if config.is_offline and config.dataset and (folder / INDEX).is_file() else {}
 
 
 def device_replay(config: Config, spec: EnvSpec) -> DeviceReplay:
@@ -104,8 +111,7 @@ def device_replay(config: Config, spec: EnvSpec) -> DeviceReplay:
 def replay_memory(config: Config, spec: EnvSpec) -> Memory:
     """Of all seeds that are trained at once."""
     if config.is_offline:
-        there = (Path(config.dataset) / INDEX).is_file()
-        rows = read_index(Path(config.dataset))["rows"] if there else 0
+        rows = _index(config).get("rows", 0)
         return Memory(columns=columns_bytes(spec, rows), frames=0, most_frames=0, compressed=False)
     if not uses_compiled_loop(config):
         return memory_needed(config.seen(spec), config.replay_rows, compresses(config, spec))
@@ -141,9 +147,9 @@ def require_possible(config: Config, spec: EnvSpec, *, compiled_loop: bool) -> N
     require_memory(size, f"A batch takes {size / 1e9:,.1f} GB", f"Lower {flag('batch_size')}.")
     memory = replay_memory(config, spec)
     if config.is_offline:
-        open_dataset(config)
         needs = f"The columns of {config.dataset} take {memory.total / 1e9:.1f} GB in memory"
         require_memory(memory.total, needs, "Take a part of it by `isqn data convert --fraction`.")
+        open_dataset(config)
         return
     rows = "analysis_samples" if config.streams else "buffer_size"
     can_compress = not (compiled_loop or memory.compressed or "compress_replay" in others(config.agent))
@@ -301,7 +307,7 @@ def open_dataset(config: Config) -> Dataset:
         discount=config.discount,
         reward_clip=config.reward_clip,
     )
-    if config.env_id != dataset.spec.id:
+    if full_id(config.env_id) != dataset.spec.id:
         raise UserError(f"{config.dataset} is of {dataset.spec.id}, not of {flag('env_id')} {config.env_id}.")
     agents.require_actions(config, dataset.spec)
     return dataset
@@ -333,7 +339,7 @@ def _evaluation(
 
 def _require_same_game(spec: EnvSpec, other: EnvSpec) -> None:
     """What was recorded must be what is played."""
-    for name in ("obs_shape", "frame_dtype", "num_actions", "action_low", "action_high"):
+    for name in ("protocol", "obs_shape", "frame_dtype", "num_actions", "action_low", "action_high"):
         if getattr(spec, name) != getattr(other, name):
             raise UserError(
                 f"The dataset is of {spec.id} with {name} {getattr(spec, name)}; {other.id} has {getattr(other, name)}."
@@ -439,6 +445,8 @@ def _begin_summaries(config: Config, folders: list[Path], spec: EnvSpec) -> Call
 def _epoch_line(config: Config, epochs: list[Epoch]) -> str:
     returns = ", ".join(f"{epoch.mean_return:.2f}" for epoch in epochs)
     games = count(sum(len(epoch.returns) for epoch in epochs), "episode")
+    if config.is_offline:  # counted from the one before the first update
+        return f"epoch {epochs[0].epoch}/{config.num_epochs - 1}: return {returns} ({games}), {memory_mb():,.0f} MB"
     return f"epoch {epochs[0].epoch + 1}/{config.num_epochs}: return {returns} ({games}), {memory_mb():,.0f} MB"
 
 

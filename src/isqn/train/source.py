@@ -7,7 +7,7 @@ from pathlib import Path
 from isqn.data import sources
 from isqn.data.dataset import INDEX, read_index, spec_of
 from isqn.envs import atari
-from isqn.envs.adapter import make_environment
+from isqn.envs.adapter import full_id, make_environment
 from isqn.types import EnvSpec, UserError
 
 KINDS = (
@@ -19,7 +19,7 @@ KINDS = (
 def find_source(folder: Path, env_id: str | None, run: int, checkpoints: int) -> tuple[sources.Source, EnvSpec]:
     if (folder / INDEX).is_file():
         spec = spec_of(read_index(folder))
-        if env_id not in (None, spec.id):
+        if env_id and full_id(env_id) != spec.id:
             raise UserError(f"{folder} is of {spec.id}, not of --env-id {env_id}.")
         return sources.own(folder, checkpoints), spec
     if any(folder.glob("$store$_observation_ckpt.*.gz")):
