@@ -112,7 +112,10 @@ def test_probes_along_training(tmp_path):
         ("train dqn --env-id Pendulum-v1", "The actions of Pendulum-v1 are continuous; use `isqn train sac`."),
         ("train sac --acting-rule last", "--acting-rule is 'last'; it must be one of sample, mean for sac."),
         ("train dqn --acting-rule sample", "it must be one of uniform, episode, mean, last for dqn."),
-        ("train sac --loss huber", "`isqn train sac` has no flag --loss; it is for `isqn train dqn`."),
+        (
+            "train sac --loss huber",
+            "`isqn train sac` has no flag --loss; it is for `isqn train dqn` or `isqn train cql`.",
+        ),
         ("train sac --num-seeds 2", "has no flag --num-seeds; it is for `isqn train dqn` or `isqn train stream-q`."),
         ("train dqn --torso simba", "--torso simba is for `isqn train sac`; use --torso auto."),
         ("train sac --torso nature", "--torso nature needs images"),

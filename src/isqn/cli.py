@@ -241,19 +241,12 @@ def evaluate(argv: list[str]) -> int:
     _require_seed(args.seed)
     import numpy as np
 
-    from isqn.envs.adapter import make_environment
     from isqn.train import run
     from isqn.train.evaluate import evaluate as play
-    from isqn.train.evaluate import load_agent_state
 
-    config = run.read_config(args.run_dir)
-    if args.acting_rule != "auto" or config.is_actor_critic:
-        rule = "mean" if args.acting_rule == "auto" else args.acting_rule
-        config = config.replace(acting_rule=rule)
-    epsilon = config.evaluation_epsilon if args.epsilon is None else args.epsilon
-    env = make_environment(config.env_id, protocol=config.protocol, render=args.capture_video)
-    agent = run.make_agent(config, env.spec)
-    state, step = load_agent_state(args.run_dir, agent, args.which)
+    config, env, agent, state, step, epsilon = run.load_player(
+        args.run_dir, args.which, args.acting_rule, args.epsilon, of_policies="mean", render=args.capture_video
+    )
     video = args.run_dir / "videos" / f"step-{step}-seed-{args.seed}.mp4" if args.capture_video else None
     with redirect_stdout(sys.stderr):
         played = play(
@@ -320,19 +313,12 @@ def collect(argv: list[str]) -> int:
     _require_share("--epsilon", args.epsilon)
     _require_seed(args.seed)
     from isqn.data.dataset import About
-    from isqn.envs.adapter import make_environment
     from isqn.train import run
     from isqn.train.collect import collect as play
-    from isqn.train.evaluate import load_agent_state
     from isqn.train.progress import Progress
 
-    config = run.read_config(args.run_dir)
-    if args.acting_rule != "auto":
-        config = config.replace(acting_rule=args.acting_rule)
-    epsilon = config.evaluation_epsilon if args.epsilon is None else args.epsilon
-    env = make_environment(config.env_id, protocol=config.protocol)
-    agent = run.make_agent(config, env.spec)
-    state, step = load_agent_state(args.run_dir, agent, args.which)
+    played = run.load_player(args.run_dir, args.which, args.acting_rule, args.epsilon)
+    config, env, agent, state, step, epsilon = played
     progress = Progress(args.steps, enabled=not args.quiet)
     with redirect_stdout(sys.stderr), run.stop_on_signals() as should_stop:
         play(

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -29,7 +29,7 @@ from isqn.experiments.config import Config, flag, has_effect, nearest_path, othe
 from isqn.experiments.study import import_for
 from isqn.keys import episode_seed
 from isqn.train import checkpoint, compiled, host, offline, record, timing
-from isqn.train.evaluate import Episode, host_evaluation, native_evaluation
+from isqn.train.evaluate import Episode, host_evaluation, load_agent_state, native_evaluation
 from isqn.train.loop import Epoch, empty_totals
 from isqn.train.progress import Progress, count, duration, free_memory, memory_mb
 from isqn.types import EnvSpec, UserError, num_bytes
@@ -226,6 +226,37 @@ def read_config(run_dir: Path) -> Config:
         raise UserError(f"{run_dir} is not a run: there is no config.toml in it.")
     import_for(run_dir)
     return read_toml(run_dir / "config.toml")
+
+
+class Player(NamedTuple):
+    """A trained agent, and what it plays."""
+
+    config: Config
+    env: Environment
+    agent: Agent
+    state: AgentState
+    step: int  # of its training
+    epsilon: float
+
+
+def load_player(
+    run_dir: Path,
+    which: str,
+    acting_rule: str,
+    epsilon: float | None,
+    *,
+    of_policies: str | None = None,
+    render: bool = False,
+) -> Player:
+    """By the acting rule that is asked for; auto: as in training, or of a policy as `of_policies` says."""
+    config = read_config(run_dir)
+    if acting_rule == "auto":
+        acting_rule = (config.is_actor_critic and of_policies) or config.acting_rule
+    config = config.replace(acting_rule=acting_rule)
+    env = make_environment(config.env_id, protocol=config.protocol, render=render)
+    agent = make_agent(config, env.spec)
+    state, step = load_agent_state(run_dir, agent, which)
+    return Player(config, env, agent, state, step, config.evaluation_epsilon if epsilon is None else epsilon)
 
 
 def train(config: Config, folders: list[Path], *, quiet: bool = False, env: Environment | None = None) -> None:
