@@ -278,7 +278,7 @@ def test_bad_words_are_answered(capsys):
     for words, sentence in (
         (
             "train stream-q --batch-size 4",
-            "`isqn train stream-q` has no flag --batch-size; it is for `isqn train dqn` or `isqn train sac` or `isqn tr",
+            "`isqn train stream-q` has no flag --batch-size; it is for `isqn train dqn` or `isqn train sac`",
         ),
         ("train dqn --obgd joint", "`isqn train dqn` has no flag --obgd; it is for `isqn train stream-q`."),
         ("train stream --k 3", "`isqn train stream` is not known; did you mean stream-q?"),
