@@ -624,6 +624,19 @@ def test_agents_without_a_common_task_are_not_compared(tmp_path):
         collect(root)
 
 
+def test_offline_runs_are_drawn_along_updates_from_before_the_first(tmp_path):
+    fields = {"num_updates": 2_000, "epoch_updates": 1_000, "env_id": "CartPole-v1", "hidden_sizes": (4,)}
+    runs = [
+        Config(agent="cql", **AGENTS["cql"] | fields | {"scheme": name}) for name in ("target-based", "target-free")
+    ]
+    root = plain(tmp_path, *((run.scheme, run) for run in runs), epochs=(30, 40, 50))
+    report = made(root)
+    (curves,) = figure(report, "curves").charts
+    assert curves.xlabel == "updates"
+    assert curves.series["TB-CQL"].x.tolist() == [0, 1_000, 2_000]
+    assert "return of evaluations" in figure(report, "curves").caption
+
+
 def test_settings_in_which_runs_of_a_task_differ_make_methods(tmp_path):
     root = plain(
         tmp_path,
