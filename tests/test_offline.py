@@ -212,6 +212,19 @@ def test_batches_do_not_depend_on_when_they_are_drawn(monkeypatch):
         assert drawn[-1] == list(range(first, first + 20))
 
 
+def test_a_run_does_not_overwrite_what_it_learns_from(logged, tmp_path):
+    shutil.copytree(logged, tmp_path / "run")
+    with pytest.raises(UserError, match=r"lies in .*run, which is to be overwritten; choose another --run-dir\."):
+        run.start(small(tmp_path / "run" / "dataset"), tmp_path / "run", overwrite=True, quiet=True)
+    assert Dataset.open(tmp_path / "run" / "dataset").num_transitions
+
+
+def test_offline_runs_are_called_so(data):
+    assert small(data).label == "iS-CQL K=1"
+    assert small(data, loss="dqn").label == "iS-offline DQN K=1"
+    assert small(data, loss="cloning", scheme="target-free").label == "BC"
+
+
 def test_a_dataset_that_has_changed_is_not_gone_on_with(data, tmp_path):
     shutil.copytree(data, tmp_path / "data")
     config, stop_after = small(tmp_path / "data"), iter(range(30))

@@ -635,6 +635,9 @@ def test_offline_runs_are_drawn_along_updates_from_before_the_first(tmp_path):
     assert curves.xlabel == "updates"
     assert curves.series["TB-CQL"].x.tolist() == [0, 1_000, 2_000]
     assert "return of evaluations" in figure(report, "curves").caption
+    plain(tmp_path, ("online", small("target-based")))
+    with pytest.raises(UserError, match="learn from datasets and some by playing"):
+        collect(root)
 
 
 def test_settings_in_which_runs_of_a_task_differ_make_methods(tmp_path):

@@ -399,6 +399,12 @@ def test_there_and_back_by_minari(tmp_path):
         np.testing.assert_array_equal(mine, theirs)
 
 
+def test_damaged_metadata_of_minari(tmp_path):
+    (tmp_path / "metadata.json").write_text("{}")
+    with pytest.raises(UserError, match="cannot be read as a dataset of Minari"):
+        find_source(tmp_path, None, 1, 1)
+
+
 def test_a_folder_of_something_else(tmp_path):
     with pytest.raises(UserError, match="is nothing that can be converted; known are a dataset of this package"):
         find_source(tmp_path, None, 1, 1)

@@ -138,7 +138,7 @@ class Model:
         epoch = min(int(wanted), self.config.epoch_updates)
         config = self.config.replace(dataset=str(dataset), num_updates=int(wanted), epoch_updates=epoch)
         spec = run.specification(config)
-        _require_same_shapes(spec, self.spec)
+        _require_same_shapes(self.spec, spec)
         run.require_possible(config, spec, compiled_loop=False)
         folder = Path(run_dir) if run_dir is not None else self._temporary()
         with record.hold([folder]):

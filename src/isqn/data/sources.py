@@ -236,7 +236,7 @@ def _picture(content: Any, spec: EnvSpec) -> Array:
 
 def minari(folder: Path, spec: EnvSpec, to_frame: Callable[[Any], Array]) -> Source:
     """Whole episodes of a Gymnasium environment, with their last observations."""
-    storage = minari_storage().read(_minari_data(folder))
+    storage = _read_minari(folder)
     total = int(storage.total_episodes)
 
     def pieces() -> Iterator[Piece]:
@@ -268,7 +268,7 @@ def minari(folder: Path, spec: EnvSpec, to_frame: Callable[[Any], Array]) -> Sou
 
 def minari_env_id(folder: Path) -> str | None:
     """What environment it says it is of."""
-    metadata = minari_storage().read(_minari_data(folder)).metadata
+    metadata = _read_minari(folder).metadata
     described = metadata.get("env_spec")
     return str(json.loads(described)["id"]) if described else metadata.get("isqn_env_id")
 
@@ -281,8 +281,17 @@ def minari_storage() -> Any:
     return MinariStorage
 
 
-def _minari_data(folder: Path) -> Path:
-    return (folder / "data" if (folder / "data").is_dir() else folder).resolve()  # which is all that Minari takes
+def _read_minari(folder: Path) -> Any:
+    data = (folder / "data" if (folder / "data").is_dir() else folder).resolve()  # Minari takes no other
+    try:
+        return minari_storage().read(data)
+    except UserError:
+        raise
+    except Exception as error:  # whatever a damaged file leads to
+        what = f"{type(error).__name__}: {error}".rstrip(": ")
+        raise UserError(
+            f"{folder} cannot be read as a dataset of Minari: its metadata.json or data are damaged ({what})."
+        ) from error
 
 
 # -- our own

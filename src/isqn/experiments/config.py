@@ -431,6 +431,8 @@ class Config:
             return LOSSES[self.loss][0]
         learned = {"none": "", "adam": "Meta ", "sgd": "Meta-SGD "}[self.meta_gradient]
         algorithm = {"stream-q": "Stream Q(λ)", "sac": "SAC"}.get(self.agent, LOSSES[self.loss][0])
+        if self.is_offline and self.loss != "cql":  # the same loss is another method where an agent plays
+            algorithm = f"offline {algorithm}"
         return learned + self.target_scheme.label(algorithm)
 
     @property

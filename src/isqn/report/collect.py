@@ -187,6 +187,11 @@ def _of_folder(folder: Path) -> tuple[tuple[Cell, ...], tuple[Run, ...]]:
 
 def _require_common_task(folder: Path, configs: list[Config]) -> None:
     """Methods are compared on the same tasks, and agents with other actions have none in common."""
+    if len({config.is_offline for config in configs}) > 1:
+        raise UserError(
+            f"Some runs in {folder} learn from datasets and some by playing, which have neither steps nor returns in "
+            "common; report their folders one by one."
+        )
     tasks: dict[str, set[str]] = {}
     for config in configs:
         tasks.setdefault(config.agent, set()).add(config.env_id)

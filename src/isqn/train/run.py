@@ -130,6 +130,8 @@ def start(config: Config, run_dir: Path | None = None, *, overwrite: bool = Fals
     require_possible(config, specification(config), compiled_loop=uses_compiled_loop(config))
     for folder in folders:
         record.require_free(folder, overwrite)
+        if config.dataset and Path(config.dataset).resolve().is_relative_to(folder.resolve()):
+            raise UserError(f"{config.dataset} lies in {folder}, which is to be overwritten; choose another --run-dir.")
     with record.hold(folders):
         for index, folder in enumerate(folders):
             record.create_run(folder, config.of_seed(index), overwrite)
