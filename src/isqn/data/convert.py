@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from queue import Full, Queue
-from threading import Event, Thread
 from typing import Any
 
 import numpy as np
@@ -63,36 +61,13 @@ def convert(
         writer.save(tidy=True, done=done, complete=complete)
 
 
-def ahead(pieces: Iterator[Piece], count: int = 1) -> Iterator[Piece]:
-    """The same pieces, read and unpacked in a thread while the one before is packed."""
-    box: Queue[Piece | BaseException | None] = Queue(count)
-    stopped = Event()
-
-    def put(thing: Piece | BaseException | None) -> None:
-        while not stopped.is_set():
-            with suppress(Full):
-                return box.put(thing, timeout=0.1)
-
-    def read() -> None:
-        try:
-            for piece in pieces:
-                put(piece)
-                if stopped.is_set():
-                    return
-            put(None)
-        except BaseException as error:  # said where the pieces are used
-            put(error)
-
-    thread = Thread(target=read, daemon=True)
-    thread.start()
-    try:
-        while (thing := box.get()) is not None:
-            if isinstance(thing, BaseException):
-                raise thing
-            yield thing
-    finally:
-        stopped.set()
-        thread.join()
+def ahead(pieces: Iterator[Piece]) -> Iterator[Piece]:
+    """The same pieces, each read and unpacked in a thread while the one before is packed."""
+    with ThreadPoolExecutor(1) as thread:
+        following = thread.submit(next, pieces, None)
+        while (piece := following.result()) is not None:
+            following = thread.submit(next, pieces, None)
+            yield piece
 
 
 def chosen(part: Part, subset: str, fraction: float, seed: int) -> Iterator[Piece]:
