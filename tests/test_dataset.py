@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from isqn.data import dataset as module
 from isqn.data.convert import chosen, convert, first_steps, require_part
-from isqn.data.dataset import INDEX, About, Dataset, Piece, Writer, read_index
-from isqn.data.inspect import examine, remarks
+from isqn.data.dataset import INDEX, About, Dataset, Piece, Writer, damaged_files, read_index
+from isqn.data.inspect import examine
 from isqn.data.replay import Replay
 from isqn.data.sample import CONTEXT, INSIDE, TERMINATED, TRUNCATED
 from isqn.data.sources import Part, own
@@ -152,7 +152,7 @@ def test_a_damaged_block_is_named_when_it_is_drawn(folder):
     dataset = Dataset.open(folder)  # its columns are good
     with pytest.raises(UserError, match=rf"{shard.name} is damaged: block 0, at byte 0 of its frames"):
         dataset.frames(32, 40)
-    assert [str(shard) in problem for problem in dataset.problems()] == [True]
+    assert [*damaged_files(folder)] == [f"{shard} is not what was written: its checksum differs."]
 
 
 def change_a_reward(path: Path) -> None:
@@ -187,6 +187,22 @@ def test_a_damaged_index_is_one_sentence(content, folder):
 def test_a_folder_without_an_index(tmp_path):
     with pytest.raises(UserError, match=r"is not a dataset: there is no index\.json in it; `isqn data collect`"):
         Dataset.open(tmp_path)
+    with pytest.raises(UserError, match=r"nowhere is not a dataset: there is no such folder; `isqn data collect`"):
+        Dataset.open(tmp_path / "nowhere")
+    (tmp_path / "config.toml").touch()
+    with pytest.raises(UserError, match=r"it is a run, of which `isqn data collect \S+ -o DIR` makes one\."):
+        Dataset.open(tmp_path)
+    written(tmp_path / "dataset", make_spec(), [(3, "terminated")])
+    with pytest.raises(UserError, match=rf"it is a run, whose dataset is {tmp_path / 'dataset'}\."):
+        Dataset.open(tmp_path)
+
+
+def test_a_dataset_has_a_folder_of_its_own(folder, tmp_path):
+    (tmp_path / "letter.txt").write_text("dear")
+    with pytest.raises(UserError, match=r"letter\.txt is a file; give --out a folder\."):
+        convert(own(folder, 1), make_spec(), tmp_path / "letter.txt")
+    with pytest.raises(UserError, match=rf"lies in the dataset {folder}; give --out another folder\."):
+        convert(own(folder, 1), make_spec(), folder / "deep" / "inside")
 
 
 # -- subsets
@@ -250,11 +266,13 @@ def test_a_conversion_that_was_stopped_goes_on(stopped_in, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         convert(broken, spec, tmp_path / "part")
     read.clear()
-    convert(source._replace(parts=[part(number, False) for number in range(3)]), spec, tmp_path / "part")
+    whole = source._replace(parts=[part(number, False) for number in range(3)])
+    assert convert(whole, spec, tmp_path / "part")
     assert read == list(range(stopped_in, 3))
     assert read_index(tmp_path / "part") == read_index(tmp_path / "whole")
-    with pytest.raises(UserError, match="holds a dataset that is complete"):
-        convert(source, spec, tmp_path / "part")
+    read.clear()
+    assert not convert(whole, spec, tmp_path / "part")  # all is there
+    assert not read
 
 
 def test_a_conversion_does_not_go_on_with_another_one(tmp_path):
@@ -263,7 +281,7 @@ def test_a_conversion_does_not_go_on_with_another_one(tmp_path):
     writer = Writer(tmp_path / "part", spec, About("somebody", "isqn", "first", 0.5))
     play(spec, [(3, "terminated")], 0, writer)
     writer.save(done=[], complete=False)
-    with pytest.raises(UserError, match="holds a part of another dataset"):
+    with pytest.raises(UserError, match="holds another dataset"):
         convert(own(tmp_path / "all", 1), spec, tmp_path / "part", subset="first", fraction=0.25)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "letter.txt").write_text("dear")
@@ -328,7 +346,7 @@ def test_what_is_found(tmp_path):
     assert (found["returns"]["mean"], found["returns"]["least"], found["returns"]["most"]) == (1.5, 1.0, 2.0)
     assert found["lengths"]["median"] == 3.0
     assert found["actions"] == [0.5, 0.5, 0.0]
-    assert [*remarks(dataset, found)] == [
+    assert found["notes"] == [
         "all rewards are -1, 0 or 1: they may have been clipped, and then returns are not those of the game",
         "actions never taken: 2",
         "100% of frames are the same as the one before",

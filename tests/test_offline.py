@@ -11,18 +11,19 @@ import numpy as np
 import pytest
 
 import isqn
-from helpers import SMALL, make_agent, random_batch
+from helpers import ALL_SCHEMES, SMALL, make_agent, random_batch
 from isqn.cli import main
 from isqn.data.dataset import Dataset, read_index
 from isqn.envs.adapter import make_environment
 from isqn.envs.native import make_native
 from isqn.experiments.config import AGENTS, Config
+from isqn.experiments.presets import preset_config
 from isqn.losses import cloning
 from isqn.train import checkpoint, offline, record, run
 from isqn.train.evaluate import host_evaluation, native_evaluation
 from isqn.types import Interrupted, Transition, UserError, Values
+from test_resume import assert_same, final, stop_after
 
-CLOCKS = {"seconds", "steps_per_second", "memory_mb", "waiting_share"}
 SCHEMES = [("target-based", 1), ("iterated-shared", 2), ("iterated-target-based", 2)]
 
 LOGGED = Config(
@@ -63,6 +64,14 @@ def small(data: Path, **changes) -> Config:
         "evaluation_environments": 3,
     }
     return Config(agent="cql", **AGENTS["cql"] | fields | changes)
+
+
+def stopped(config: Config, folder: Path, calls: int, monkeypatch) -> None:
+    """A run that was asked to stop the so-many-th time that it looked."""
+    with monkeypatch.context() as patch:
+        stop_after(patch, calls)
+        with pytest.raises(Interrupted):
+            run.start(config, folder, quiet=True)
 
 
 # -- laws
@@ -128,54 +137,56 @@ def test_what_is_logged_is_what_was_played(logged):
 
 
 def test_a_log_resumes_to_the_same_bits(logged, tmp_path, monkeypatch):
-    stop_after = iter(range(210))
-    with pytest.raises(Interrupted):
-        _started(LOGGED, tmp_path / "run", lambda: next(stop_after, None) is None)
+    stopped(LOGGED, tmp_path / "run", 210, monkeypatch)
     assert run.resume(tmp_path / "run", quiet=True)
     assert read_index(tmp_path / "run" / "dataset") == read_index(logged / "dataset")
     Dataset.open(tmp_path / "run" / "dataset")
 
 
-def _started(config: Config, folder: Path, should_stop) -> None:
-    """As `run.start` does, but asked to stop by a function."""
-    from contextlib import contextmanager
-
-    @contextmanager
-    def asked():
-        yield should_stop
-
-    original = run.stop_on_signals
-    run.stop_on_signals = asked
-    try:
-        run.start(config, folder, quiet=True)
-    finally:
-        run.stop_on_signals = original
-
-
 # -- runs
 
 
-def final(folder: Path) -> dict:
-    step = checkpoint.steps(folder)[0]
-    arrays, manifest = checkpoint.read(checkpoint.folder_of(folder, step))
-    tables = {
-        name: [{k: v for k, v in row.items() if k not in CLOCKS} for row in record.read_table(folder / f"{name}.csv")]
-        for name in ("evaluations", "metrics")
-    }
-    counters = {k: v for k, v in manifest["counters"].items() if k != "seconds"}
-    return {"arrays": {k: v.tolist() for k, v in arrays.items()}, "counters": counters, "tables": tables}
-
-
 @pytest.mark.parametrize(("scheme", "k", "after"), [(*scheme, 6 + 20 * i) for i, scheme in enumerate(SCHEMES)])
-def test_a_run_resumes_to_the_same_bits(scheme, k, after, data, tmp_path):
+def test_a_run_resumes_to_the_same_bits(scheme, k, after, data, tmp_path, monkeypatch):
     config = small(data, scheme=scheme, num_bellman_iterations=k, target_sync_period=3)
     run.start(config, tmp_path / "whole", quiet=True)
-    stop_after = iter(range(after))
-    with pytest.raises(Interrupted):
-        _started(config, tmp_path / "stopped", lambda: next(stop_after, None) is None)
+    stopped(config, tmp_path / "stopped", after, monkeypatch)
     assert run.resume(tmp_path / "stopped", quiet=True)
-    assert final(tmp_path / "stopped") == final(tmp_path / "whole")
+    assert_same(final(tmp_path / "stopped"), final(tmp_path / "whole"))
     assert record.run_state(tmp_path / "stopped") == "finished"
+
+
+@pytest.fixture(scope="module")
+def breakout(tmp_path_factory) -> Path:
+    """A few hundred steps of random play with real frames."""
+    folder = tmp_path_factory.mktemp("breakout") / "run"
+    few = {"total_timesteps": 300, "epoch_steps": 300, "max_episode_steps": 100, "learning_starts": 300}
+    config = preset_config("atari-smoke").replace(env_id="ALE/Breakout-v5", record_dataset=True, **few)
+    run.start(config, folder, quiet=True)
+    return folder / "dataset"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("scheme", "k"), ALL_SCHEMES)
+def test_the_papers_size_starts_stops_and_goes_on_to_the_same_bits(scheme, k, breakout, tmp_path, monkeypatch):
+    """All but the lengths is the preset's, which sees a refresh and an evaluation on both sides of the stop."""
+    config = preset_config("atari-cql").replace(
+        env_id="ALE/Breakout-v5",
+        dataset=str(breakout),
+        scheme=scheme,
+        num_bellman_iterations=k,
+        num_updates=12,
+        epoch_updates=6,
+        log_period_updates=4,
+        target_update_period=5,
+        evaluation_steps=40,
+        max_episode_steps=20,
+    )
+    run.start(config, tmp_path / "whole", quiet=True)
+    stopped(config, tmp_path / "parts", 20, monkeypatch)
+    assert 0 < checkpoint.steps(tmp_path / "parts")[0] < 12
+    assert run.resume(tmp_path / "parts", quiet=True)
+    assert_same(final(tmp_path / "parts"), final(tmp_path / "whole"))
 
 
 def test_a_run_that_was_killed_at_its_very_end_is_over(data, tmp_path):
@@ -185,7 +196,7 @@ def test_a_run_that_was_killed_at_its_very_end_is_over(data, tmp_path):
     summary = record.read_summary(tmp_path / "run")
     record.write_summary(tmp_path / "run", {**summary, "status": "running"})
     assert run.resume(tmp_path / "run", quiet=True)
-    assert final(tmp_path / "run") == before
+    assert_same(final(tmp_path / "run"), before)
     assert record.read_summary(tmp_path / "run")["auc"] == summary["auc"]
 
 
@@ -225,16 +236,25 @@ def test_offline_runs_are_called_so(data):
     assert small(data, loss="cloning", scheme="target-free").label == "BC"
 
 
-def test_a_dataset_that_has_changed_is_not_gone_on_with(data, tmp_path):
+def test_a_dataset_that_has_changed_is_not_gone_on_with(data, tmp_path, monkeypatch):
     shutil.copytree(data, tmp_path / "data")
-    config, stop_after = small(tmp_path / "data"), iter(range(30))
-    with pytest.raises(Interrupted):
-        _started(config, tmp_path / "run", lambda: next(stop_after, None) is None)
+    stopped(small(tmp_path / "data"), tmp_path / "run", 30, monkeypatch)
     shutil.rmtree(tmp_path / "data")
     run.start(LOGGED.replace(seed=1), tmp_path / "other", quiet=True)
     shutil.copytree(tmp_path / "other" / "dataset", tmp_path / "data")
     with pytest.raises(UserError, match=r"is not what .* was trained on: its index has changed since"):
         run.resume(tmp_path / "run", quiet=True)
+
+
+def test_a_dataset_that_was_moved_may_be_named_anew(data, tmp_path, monkeypatch):
+    shutil.copytree(data, tmp_path / "data")
+    stopped(small(tmp_path / "data"), tmp_path / "run", 30, monkeypatch)
+    (tmp_path / "data").rename(tmp_path / "moved")
+    with pytest.raises(UserError, match=r"learns from, is not there; .* `dataset` in \S+config\.toml may be changed\."):
+        run.resume(tmp_path / "run", quiet=True)
+    file = tmp_path / "run" / "config.toml"
+    file.write_text(file.read_text().replace(str(tmp_path / "data"), str(tmp_path / "moved")))
+    assert run.resume(tmp_path / "run", quiet=True)
 
 
 # -- evaluations
@@ -290,9 +310,17 @@ def test_from_playing_to_learning_offline(tmp_path, monkeypatch, capsys):
         "eval runs/a --episodes 2",
         "data collect runs/a -o played --steps 100 --quiet",
         "report runs -o report",
+        "data convert part -o minari --to minari",
     ):
         assert main(words.split()) == 0, words
-    capsys.readouterr()
+    said = capsys.readouterr()
+    assert said.out.endswith("minari\n")
+    assert "MinAtar/Breakout-v1 (minatar-v1), played by iS-DQN K=1" in said.err
+    assert main(["data", "collect", "runs/a", "-o", "played", "--steps", "100"]) == 0  # again
+    said = capsys.readouterr()
+    assert (said.out, said.err.splitlines()[0]) == ("played\n", "played was complete; nothing to do.")
+    assert main(["data", "collect", "runs/a", "-o", "played", "--steps", "101"]) == 1
+    assert "played holds another dataset; give --out another folder" in capsys.readouterr().err
     assert main(["data", "inspect", "played", "--json", "--strip", "strip.png"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["transitions"] >= 100
@@ -300,6 +328,12 @@ def test_from_playing_to_learning_offline(tmp_path, monkeypatch, capsys):
     assert (tmp_path / "strip.png").stat().st_size > 500
     part = read_index(tmp_path / "part")
     assert (part["subset"], part["fraction"], part["num_checkpoints"]) == ("first", 0.5, 4)
+    assert main(["data", "inspect", "part", "--verify"]) == 0
+    assert capsys.readouterr().out.endswith("\nverified: 1 file is as written\n")
+    (shard,) = (tmp_path / "part").glob("rows-*")
+    shard.write_bytes(shard.read_bytes()[:-1])
+    assert main(["data", "inspect", "part", "--verify"]) == 1
+    assert capsys.readouterr().out == f"part/{shard.name} is not what was written: its checksum differs.\n"
 
 
 def test_the_facade(data, tmp_path):
@@ -322,7 +356,7 @@ def test_the_facade(data, tmp_path):
     ("argv", "sentence"),
     [
         ("train cql", "--dataset is not given; it is the folder that `isqn train cql` learns from."),
-        ("train cql --dataset nowhere", "nowhere is not a dataset: there is no index.json in it"),
+        ("train cql --dataset nowhere", "nowhere is not a dataset: there is no such folder"),
         ("train cql --dataset {data} --env-id CartPole-v1", "is of isqn/Chain-v0, not of --env-id CartPole-v1."),
         ("train cql --dataset {data} --total-timesteps 5", "has no flag --total-timesteps; it is for `isqn train dqn`"),
         ("train dqn --num-updates 5", "has no flag --num-updates; it is for `isqn train cql`."),

@@ -42,7 +42,7 @@ HOST = Config(
 # Rows and epochs do not coincide, so that sums for the next row must survive a checkpoint too.
 COMPILED = HOST.replace(loop="compiled", log_period_steps=120, learning_starts=60)
 LOOPS = pytest.mark.parametrize("config", [HOST, COMPILED], ids=["host", "compiled"])
-CLOCKS = {"seconds", "steps_per_second", "memory_mb"}
+CLOCKS = {"seconds", "steps_per_second", "memory_mb", "waiting_share"}
 
 
 def final(run_dir: Path) -> dict:
@@ -50,8 +50,8 @@ def final(run_dir: Path) -> dict:
     step = checkpoint.steps(run_dir)[0]
     arrays, manifest = checkpoint.read(checkpoint.folder_of(run_dir, step))
     tables = {
-        name: [{k: v for k, v in row.items() if k not in CLOCKS} for row in record.read_table(run_dir / f"{name}.csv")]
-        for name in ("episodes", "metrics")
+        path.name: [{k: v for k, v in row.items() if k not in CLOCKS} for row in record.read_table(path)]
+        for path in (run_dir / "metrics.csv", record.results_table(run_dir))
     }
     counters = {k: v for k, v in manifest["counters"].items() if k != "seconds"}
     best = {path.name: checkpoint.read(path)[0] for path in run_dir.glob("best-*")}
@@ -60,7 +60,7 @@ def final(run_dir: Path) -> dict:
         "best": best,
         "counters": counters,
         "tables": tables,
-        "rows": replay_rows(run_dir, manifest),
+        "rows": replay_rows(run_dir, manifest) if "replay" in manifest else {},
     }
 
 

@@ -321,7 +321,7 @@ def collect(argv: list[str]) -> int:
     config, env, agent, state, step, epsilon = played
     progress = Progress(args.steps, enabled=not args.quiet)
     with redirect_stdout(sys.stderr), run.stop_on_signals() as should_stop:
-        play(
+        went_on = play(
             agent,
             state,
             env,
@@ -334,7 +334,7 @@ def collect(argv: list[str]) -> int:
             should_stop=should_stop,
             report=lambda step, total: progress.show(step, total, None),
         )
-    return _inspected(args.out, args.quiet)
+    return _inspected(args.out, went_on, args.quiet)
 
 
 @dataclass(frozen=True)
@@ -379,11 +379,10 @@ def convert(argv: list[str]) -> int:
     source, spec = find_source(args.source, args.env_id, args.run, args.checkpoints if args.subset == "first" else 1)
     if args.to == "minari":
         to_minari(args.source, args.out)
-        print(args.out)
-        return 0
+        return _inspected(args.source, True, args.quiet, args.out)
     total = sum(part.size for part in source.parts)
     progress = Progress(round(total * args.fraction), enabled=not args.quiet)
-    write(
+    went_on = write(
         source,
         spec,
         args.out,
@@ -392,7 +391,7 @@ def convert(argv: list[str]) -> int:
         seed=args.seed,
         report=lambda rows: progress.show(rows, None, None),
     )
-    return _inspected(args.out, args.quiet)
+    return _inspected(args.out, went_on, args.quiet)
 
 
 @dataclass(frozen=True)
@@ -411,30 +410,37 @@ class Inspect:
 
 def inspect_dataset(argv: list[str]) -> int:
     args = _parse(Inspect, argv, "isqn data inspect")
-    from isqn.data.dataset import Dataset
-    from isqn.data.inspect import examine, remarks, strip
+    from isqn.data.dataset import Dataset, damaged_files
+    from isqn.data.inspect import examine, strip
 
+    damaged = [*damaged_files(args.folder)] if args.verify else []
+    if damaged:
+        print(json.dumps({"damaged": damaged}) if args.json else "\n".join(damaged))
+        return 1
     dataset = Dataset.open(args.folder)
     found = examine(dataset)
-    found["notes"] = [*remarks(dataset, found)]
     if args.strip:
         strip(dataset, args.strip)
-    damaged = [*dataset.problems()] if args.verify else []
     if args.json:
         print(json.dumps(found | {"damaged": damaged}))
-    else:
-        print(*_described(found), *damaged, sep="\n")
-    return 1 if damaged else 0
+        return 0
+    print(*_described(found), sep="\n")
+    if args.verify:
+        print(f"verified: {_number(len(dataset.index['files']), 'file is', 'files are')} as written")
+    return 0
 
 
-def _inspected(folder: Path, quiet: bool) -> int:
+def _inspected(folder: Path, made: bool, quiet: bool, written: Path | None = None) -> int:
+    """What a command has made, and where."""
     if not quiet:
         from isqn.data.dataset import Dataset
         from isqn.data.inspect import examine
 
+        if not made:
+            say(f"{folder} was complete; nothing to do.")
         for line in _described(examine(Dataset.open(folder))):
             say(line)
-    print(folder)
+    print(written or folder)
     return 0
 
 
@@ -446,14 +452,15 @@ def _described(found: dict[str, Any]) -> Iterator[str]:
     yield f"{found['transitions']:,} transitions, {_number(found['episodes'], 'episode', 'episodes')}, " + (
         f"{found['terminated']:,} of them to a terminal state"
     )
-    yield f"{found['bytes'] / 1e6:,.1f} MB, {found['bytes_per_transition']:.1f} bytes a transition"
+    size = f"{found['bytes'] / 1e6:,.1f} MB" if found["bytes"] >= 1e5 else f"{found['bytes'] / 1e3:.1f} kB"
+    yield f"{size}, {found['bytes_per_transition']:.1f} bytes a transition"
     for name in ("returns", "lengths"):
         spread = found[name]
         middle = f"middle half {spread['quarter']:.6g} to {spread['three_quarters']:.6g}"
         yield f"{name}: mean {spread['mean']:.6g}, {middle}, from {spread['least']:.6g} to {spread['most']:.6g}"
     if "actions" in found:
         yield "actions: " + "  ".join(f"{number}: {share:.1%}" for number, share in enumerate(found["actions"]))
-    for note in found.get("notes", ()):
+    for note in found["notes"]:
         yield f"note: {note}"
 
 
@@ -714,6 +721,8 @@ def cost(argv: list[str]) -> int:
             config = config.replace(env_id=given if given.startswith(kind) else like.format(given))
     spec = specification(config)
     rows, with_copy = [], size(config.replace(scheme="target-based", num_bellman_iterations=1), spec)
+    if not (args.json or sys.stderr.isatty()):
+        say(f"compiling the update of {len(COMPARED)} schemes")
     for scheme, k in COMPARED:
         one = config.replace(scheme=scheme, num_bellman_iterations=k)
         found = size(one, spec)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from isqn.data.dataset import About, Dataset, Piece, Writer
+from isqn.data.dataset import About, Dataset, Piece, Writer, require_place
 from isqn.data.sample import CONTEXT, INSIDE, TERMINATED, TRUNCATED
 from isqn.data.sources import Part, Source, minari_storage
 from isqn.keys import host_generator
@@ -41,13 +41,17 @@ def convert(
     fraction: float = 1.0,
     seed: int = 0,
     report: Callable[[int], None] = lambda rows: None,
-) -> None:
-    """Writes part by part; what a kill leaves is whole up to the last part, and the same call goes on from there."""
+) -> bool:
+    """Writes part by part; what a kill leaves is whole up to the last part, and the same call goes on from there.
+    False if all was there."""
     if not source.parts:
         raise UserError("There is nothing to convert: no file of the source was found.")
     checkpoints = len({part.checkpoint for part in source.parts})
     writer = Writer(out, spec, About(source.policy, source.kind, subset, fraction, seed, checkpoints))
-    done = list(writer.go_on().get("done", ()))
+    left = writer.go_on()
+    if left.get("complete"):
+        return False
+    done = list(left.get("done", ()))
     for part in source.parts:
         if part.name in done:
             continue
@@ -59,6 +63,7 @@ def convert(
         if complete and not writer.total:
             raise UserError(f"Nothing is left of the source; take a larger fraction than {fraction:g}.")
         writer.save(tidy=True, done=done, complete=complete)
+    return True
 
 
 def ahead(pieces: Iterator[Piece]) -> Iterator[Piece]:
@@ -103,6 +108,7 @@ def to_minari(folder: Path, out: Path) -> None:
     from gymnasium import spaces
     from minari.data_collector import EpisodeBuffer
 
+    require_place(out)
     if out.exists() and any(out.iterdir()):
         raise UserError(f"{out} is not empty; give --out another folder.")
     spec = dataset.spec

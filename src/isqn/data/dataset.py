@@ -147,8 +147,9 @@ class Writer:
         return described
 
     def go_on(self, **same: Any) -> Description:
-        """With what a kill has left of the same work: what its index says, {} if there is none yet. `same` are fields
-        that must not have changed."""
+        """With what the same work has left: what its index says, {} if there is none yet. `same` are fields that must
+        not have changed."""
+        require_place(self.folder)
         left = [path.name for path in self.folder.iterdir()] if self.folder.exists() else []
         if INDEX not in left:
             if not all(name.startswith(("rows-", f".{INDEX}")) for name in left):
@@ -156,10 +157,8 @@ class Writer:
             return {}
         index = read_index(self.folder)
         mine = {**asdict(self.about), "spec": self.described_spec, **same}
-        if index.get("complete", True):
-            raise UserError(f"{self.folder} holds a dataset that is complete; give --out another folder, or delete it.")
         if any(index.get(name) != value for name, value in mine.items()):
-            raise UserError(f"{self.folder} holds a part of another dataset; give --out another folder, or delete it.")
+            raise UserError(f"{self.folder} holds another dataset; give --out another folder, or delete it.")
         try:
             self.restore(index)
         except DamagedFile as error:
@@ -250,31 +249,47 @@ class Dataset:
         self.rows.frames.read(window, np.array([first]), np.array([first]), np.array([end - 1]))
         return window[0].view(self.spec.frame_dtype).reshape(-1, *self.spec.frame_shape)
 
-    def problems(self) -> Iterator[str]:
-        """Files that are not what was written; reads all of them."""
-        for file in self.index["files"]:
-            try:
-                read_file(self.folder, file)
-            except DamagedFile as error:
-                yield str(error)
+
+def damaged_files(folder: Path) -> Iterator[str]:
+    """Those that are not what was written; reads all of them."""
+    for file in read_index(folder)["files"]:
+        try:
+            read_file(folder, file)
+        except DamagedFile as error:
+            yield str(error)
+
+
+def require_place(folder: Path) -> None:
+    """Where a dataset may be written: a folder, and none of another dataset's."""
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder} is a file; give --out a folder.")
+    for outer in folder.resolve().parents:
+        if (outer / INDEX).is_file() and any(outer.glob("rows-*")):
+            raise UserError(f"{folder} lies in the dataset {outer}; give --out another folder.")
 
 
 def read_index(folder: Path) -> Description:
     """Of a dataset that is there, or a sentence."""
     path = folder / INDEX
     if not path.is_file():
-        raise UserError(
-            f"{folder} is not a dataset: there is no {INDEX} in it; `isqn data collect` and `isqn data convert` make "
-            "datasets, and `isqn train dqn --record-dataset` does while it learns."
+        what = f"there is no {INDEX} in it" if folder.is_dir() else "there is no such folder"
+        hint = (
+            "`isqn data collect` and `isqn data convert` make datasets, and `isqn train dqn --record-dataset` does "
+            "while it learns."
         )
+        if (folder / "dataset" / INDEX).is_file():
+            hint = f"it is a run, whose dataset is {folder / 'dataset'}."
+        elif (folder / "config.toml").is_file():
+            hint = f"it is a run, of which `isqn data collect {folder} -o DIR` makes one."
+        raise UserError(f"{folder} is not a dataset: {what}; {hint}")
     try:
         index = json.loads(path.read_text())
         if index.pop("index_sha256") != _digest(index):
-            raise ValueError("its checksum differs")
+            raise ValueError
         if index["format"] != FORMAT:
             raise UserError(f"{path} has format {index['format']}; this version reads format {FORMAT}.")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{path} is damaged ({type(error).__name__}: {error}); write the dataset again.") from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        raise UserError(f"{path} is damaged: it is not what was written; make the dataset again.") from None
     return index
 
 

@@ -44,7 +44,7 @@ def examine(dataset: Dataset) -> dict[str, Any]:
     if not dataset.spec.is_continuous:
         counted = np.bincount(rows.actions[starts].astype(int), minlength=dataset.spec.num_actions)
         found["actions"] = (counted / counted.sum()).round(6).tolist()
-    return found
+    return found | {"notes": [*remarks(dataset, found)]}
 
 
 def _spread(values: Array) -> dict[str, float]:

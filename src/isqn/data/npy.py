@@ -79,7 +79,7 @@ class NpyStream:
             yield
         except DAMAGE as error:
             where = f"at byte {self._offset:,} of what it unpacks to"
-            why = f"its header is not one of npy ({type(error).__name__})" if isinstance(error, OF_HEADERS) else error
+            why = "its header is not one of npy" if isinstance(error, OF_HEADERS) else error
             raise UserError(f"{self.path} is damaged {where}: {why}.") from error
 
     def close(self) -> None:

@@ -288,9 +288,8 @@ def _read_minari(folder: Path) -> Any:
     except UserError:
         raise
     except Exception as error:  # whatever a damaged file leads to
-        what = f"{type(error).__name__}: {error}".rstrip(": ")
         raise UserError(
-            f"{folder} cannot be read as a dataset of Minari: its metadata.json or data are damaged ({what})."
+            f"{folder} cannot be read as a dataset of Minari: its metadata.json or data are damaged."
         ) from error
 
 

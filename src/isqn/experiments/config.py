@@ -182,7 +182,7 @@ class Config:
     target_step_size: Annotated[float, _also("tau")] = 1.0
     """How far a refresh moves: 1 is a copy, less is a moving average."""
     target_sync_period: int = 30
-    """D of iterated-target-based: agent steps between updates of the later links of its chain."""
+    """D of iterated-target-based: steps, counted as those of T, between updates of the later links of its chain."""
     learning_rate: float = 1e-3
     """Of Adam, or in a stream of ObGD, before its bound."""
     learning_rate_end: float = 0.0

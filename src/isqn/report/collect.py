@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from isqn.analysis.results import Key, References, Run, read_run
+from isqn.envs.adapter import full_id
 from isqn.experiments.config import Config, nearest, nearest_path
 from isqn.experiments.studies import command
 from isqn.experiments.study import Cell, Study, method_name, read_study
@@ -168,6 +169,7 @@ def _of_folder(folder: Path) -> tuple[tuple[Cell, ...], tuple[Run, ...]]:
     if not places:
         raise UserError(f"There is no run in {folder}; `isqn train` and `isqn study` make some.")
     configs = {place: read_config(place) for place in places}
+    configs = {place: config.replace(env_id=full_id(config.env_id)) for place, config in configs.items()}
     _require_common_task(folder, list(configs.values()))
     varied = _varied(list(configs.values()))
     cells: dict[tuple[str, str], Cell] = {}

@@ -32,13 +32,16 @@ def collect(
     max_episode_steps: int,
     should_stop: Callable[[], bool] = lambda: False,
     report: Callable[[int, float], None] = lambda *_: None,
-) -> None:
-    """At least so many steps, to the end of an episode. The same call goes on with what a kill has left."""
+) -> bool:
+    """At least so many steps, to the end of an episode. The same call goes on with what a kill has left; False if all
+    was there."""
     call = compile_agent(agent)
     writer, stack = Writer(out, env.spec, about), FrameStack(env.spec)
     state = state._replace(seed=jnp.asarray(seed, jnp.uint32))
     asked = {"steps": steps, "epsilon": epsilon}
     left = writer.go_on(asked=asked)
+    if left.get("complete"):
+        return False
     step = saved = left.get("step", 0)
     episode = left.get("episode", 0)
     if step and agent.streams:
@@ -72,3 +75,4 @@ def collect(
             writer.save(tidy=True, asked=asked, step=step, episode=episode, complete=step >= steps)
         if stopping:
             raise Interrupted(f"stopped at step {step:,}; the same command goes on")
+    return True

@@ -192,6 +192,11 @@ def resume(run_dir: Path, *, quiet: bool = False) -> bool:
         return False
     folders = [run_dir / name for name in record.read_summary(run_dir).get("trained_with", ["."])]
     config = read_config(folders[0]).replace(num_seeds=len(folders))
+    if config.dataset and not Path(config.dataset).exists():
+        raise UserError(
+            f"{config.dataset}, which {run_dir} learns from, is not there; put it back, or say where it is now: "
+            f"`dataset` in {run_dir / 'config.toml'} may be changed."
+        )
     with record.hold(folders):
         for folder in folders:
             _require_unchanged(folder, read_config(folder))
