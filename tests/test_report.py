@@ -617,6 +617,12 @@ def test_a_plain_folder_of_runs_is_compared_too(tmp_path):
     assert report.configs["CartPole-v1, TF-DQN, seed 0"] == (root / "free" / "config.toml").read_text()
 
 
+def test_a_game_has_one_name(tmp_path):
+    short = small("target-free").replace(env_id="MinAtar/Breakout")
+    full = small("target-based").replace(env_id="MinAtar/Breakout-v1")
+    assert collect(plain(tmp_path / "runs", ("a", short), ("b", full))).tasks == ("MinAtar/Breakout-v1",)
+
+
 def test_agents_without_a_common_task_are_not_compared(tmp_path):
     other = Config(agent="sac", **AGENTS["sac"])
     root = plain(tmp_path / "runs", ("a", small("target-based")), ("b", other.replace(total_timesteps=5_000)))
