@@ -124,14 +124,16 @@ def test_nobody_starts_from_context_but_stacks_show_it(tmp_path):
     assert (batch.action.tolist(), batch.reward.tolist(), batch.discount.tolist()) == ([3, 3], [7, 7], [0, 0])
 
 
-def test_sampling_is_uniform_over_transitions(tmp_path):
-    written(tmp_path, make_spec(), [(1, "terminated"), (30, "truncated"), (3, "terminated")])
-    dataset = Dataset.open(tmp_path)
-    drawn = np.concatenate([dataset.rows._draw(100, np.random.default_rng(i)) for i in range(340)])
-    counts = np.bincount(drawn)[dataset.rows.valid_starts()]
-    assert counts.sum() == 34_000
-    assert len(counts) == 34
-    assert abs(counts - 1_000).max() < 5 * 1_000**0.5
+def test_large_frames_make_small_shards(monkeypatch, tmp_path):
+    """Of whole blocks, at least one, and the index says of how many rows."""
+    monkeypatch.setattr(module, "SHARD_BYTES", 300)
+    spec = make_spec((4, 4, 1))
+    assert module.shard_rows(spec) == 16  # 18 of 16 bytes would fit
+    assert module.shard_rows(make_spec((40, 40, 1))) == 8
+    written(tmp_path, spec, [(20, "terminated")])
+    assert [file["rows"] for file in read_index(tmp_path)["files"]] == [16, 5]
+    monkeypatch.undo()
+    assert Dataset.open(tmp_path).frames(0, 21).shape == (21, 4, 4, 1)
 
 
 # -- damage
@@ -280,9 +282,13 @@ def test_a_conversion_does_not_go_on_with_another_one(tmp_path):
     written(tmp_path / "all", spec, [(10, "terminated")] * 4)
     writer = Writer(tmp_path / "part", spec, About("somebody", "isqn", "first", 0.5))
     play(spec, [(3, "terminated")], 0, writer)
-    writer.save(done=[], complete=False)
+    writer.save(done=[], complete=False, identity="")
     with pytest.raises(UserError, match="holds another dataset"):
         convert(own(tmp_path / "all", 1), spec, tmp_path / "part", subset="first", fraction=0.25)
+    written(tmp_path / "another", spec, [(10, "terminated")] * 4, seed=1)
+    convert(own(tmp_path / "another", 1), spec, tmp_path / "whole")
+    with pytest.raises(UserError, match="holds another dataset"):  # of files of the same kind
+        convert(own(tmp_path / "all", 1), spec, tmp_path / "whole")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "letter.txt").write_text("dear")
     with pytest.raises(UserError, match="is not empty and no dataset"):

@@ -57,9 +57,10 @@ def test_i_qn_with_one_iteration_is_target_based():
     assert_trees_close((left.params, left.copies), (right.params, right.copies))
 
 
-def test_ensemble_of_one_is_iterated_shared_with_one_iteration():
-    _, ensemble = make_agent(scheme="ensemble-shared", num_bellman_iterations=1)
-    _, iterated = make_agent(scheme="iterated-shared", num_bellman_iterations=1)
+@pytest.mark.parametrize("loss", ["dqn", "cql"])
+def test_ensemble_of_one_is_iterated_shared_with_one_iteration(loss):
+    _, ensemble = make_agent(scheme="ensemble-shared", num_bellman_iterations=1, loss=loss)
+    _, iterated = make_agent(scheme="iterated-shared", num_bellman_iterations=1, loss=loss)
     start = ensemble.init(3)
     heads = start.params["heads"]["kernel"]
     np.testing.assert_array_equal(heads[0], heads[1])  # twins begin equal, the heads of iS do not

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -11,13 +12,15 @@ import numpy as np
 import pytest
 
 import isqn
-from helpers import ALL_SCHEMES, SMALL, make_agent, random_batch
+from helpers import ALL_SCHEMES, SMALL, random_batch
 from isqn.cli import main
-from isqn.data.dataset import Dataset, read_index
+from isqn.data.dataset import About, Dataset, Writer, read_index
 from isqn.envs.adapter import make_environment
 from isqn.envs.native import make_native
+from isqn.experiments import drive, engines
 from isqn.experiments.config import AGENTS, Config
 from isqn.experiments.presets import preset_config
+from isqn.experiments.study import Study
 from isqn.losses import cloning
 from isqn.train import checkpoint, offline, record, run
 from isqn.train.evaluate import host_evaluation, native_evaluation
@@ -74,28 +77,7 @@ def stopped(config: Config, folder: Path, calls: int, monkeypatch) -> None:
             run.start(config, folder, quiet=True)
 
 
-# -- laws
-
-
-def test_without_a_weight_cql_is_dqn():
-    states = []
-    for settings in ({"loss": "dqn"}, {"loss": "cql", "conservative_weight": 0.0}):
-        _, agent = make_agent(num_bellman_iterations=2, **settings)
-        states.append(jax.jit(agent.update)(agent.init(0), random_batch())[0].params)
-    jax.tree.map(np.testing.assert_array_equal, *states)
-
-
-def test_one_pair_of_an_ensemble_is_one_iteration():
-    """From the same heads, over updates and refreshes."""
-    _, iterated = make_agent(scheme="iterated-shared", loss="cql")
-    _, ensemble = make_agent(scheme="ensemble-shared", loss="cql")
-    states, updates = [iterated.init(0)] * 2, [jax.jit(agent.update) for agent in (iterated, ensemble)]
-    for index in range(6):
-        batch = random_batch(seed=index)
-        states = [update(state, batch)[0] for update, state in zip(updates, states, strict=True)]
-        if index % 2:
-            states = [agent.refresh(state) for agent, state in zip((iterated, ensemble), states, strict=True)]
-    jax.tree.map(np.testing.assert_array_equal, states[0].params, states[1].params)
+# -- behaviour cloning; that CQL without its weight is DQN is a test of losses
 
 
 def test_cloning_by_hand():
@@ -212,9 +194,73 @@ def test_what_a_run_leaves(data, tmp_path):
     assert not (tmp_path / "run" / "episodes.csv").exists()
     summary = record.read_summary(tmp_path / "run")
     assert (summary["status"], summary["label"], len(summary["epoch_returns"])) == ("finished", "iS-CQL K=1", 4)
+    index = read_index(data)
+    origin = summary["learned_from"]
+    assert (origin["policy"], origin["subset"], origin["rows"]) == (index["policy"], "all", index["rows"])
 
 
-def test_batches_do_not_depend_on_when_they_are_drawn(monkeypatch):
+def test_an_unfinished_dataset_is_not_learned_from(data, tmp_path):
+    writer = Writer(tmp_path / "part", run.specification(small(data)), About("somebody"))
+    for piece in Dataset.open(data).pieces():
+        writer.extend(piece)
+    writer.save(complete=False)
+    with pytest.raises(UserError, match=r"part is not complete; the command that made it goes on with it\."):
+        run.start(small(tmp_path / "part"), tmp_path / "run", quiet=True)
+
+
+def test_a_dataset_that_lies_in_a_run_outlives_its_checkpoints(data, tmp_path, monkeypatch):
+    """Only what checkpoints of the run have named is tidied up."""
+    stopped(small(data), tmp_path / "run", 30, monkeypatch)
+    shutil.copytree(data, tmp_path / "run" / "dataset")
+    assert run.resume(tmp_path / "run", quiet=True)
+    Dataset.open(tmp_path / "run" / "dataset")
+
+
+@pytest.mark.parametrize("seeds", ["one for each", "one"])
+def test_a_study_logs_its_datasets(seeds, tmp_path):
+    """Those that are not there; what was logged otherwise is not taken for them."""
+    place = "data/{seed}" if seeds == "one for each" else "data/all"
+    part = {"subset": "first", "fraction": 0.5, "checkpoints": 3}
+    logged = {name: getattr(LOGGED, name) for name in ("hidden_sizes", "epoch_steps", "learning_starts", "buffer_size")}
+    asked = Study(
+        name="mine",
+        question="Is it logged?",
+        agent="cql",
+        baseline="TB-CQL",
+        seeds=(0, 1),
+        tasks=({"env_id": "isqn/Chain-v0", "dataset": place},),
+        methods=({"scheme": "target-based"},),
+        settings={"num_updates": 10, "epoch_updates": 10, "log_period_updates": 10, "evaluation_steps": 0},
+        datasets={**logged, "total_timesteps": 300, "log_period_steps": 100, **part},
+    )
+
+    def trained(asked: Study) -> drive.Outcome:
+        engine = engines.make("local", tmp_path / "out", 1, None, 0.0, "slurm", ())
+        return drive.train(asked, tmp_path / "out", engine, quiet=True)
+
+    def changed(**datasets) -> Study:
+        return replace(asked, datasets=asked.datasets | datasets)
+
+    assert len(drive.datasets_to_log(asked, tmp_path / "out", 1)) == (2 if seeds == "one for each" else 1)
+    assert trained(asked) == (2, 2, [])
+    made = [read_index(path.parent) for path in sorted((tmp_path / "out" / "data").glob("*/index.json"))]
+    assert [index["policy"] for index in made] == [
+        f"iS-DQN K=1, seed {seed}, while it learns" for seed in ((0, 1) if seeds == "one for each" else (0,))
+    ]
+    assert all((index["subset"], index["fraction"], index["num_checkpoints"]) == ("first", 0.5, 3) for index in made)
+    shutil.rmtree(tmp_path / "out" / "data")
+    assert trained(asked) == (2, 2, [])  # nothing is left to train, so nothing is logged
+    assert not (tmp_path / "out" / "data").exists()
+    shutil.rmtree(tmp_path / "out" / "runs")
+    with pytest.raises(UserError, match="has total_timesteps = 300, and the study says 600"):
+        trained(changed(total_timesteps=600))
+    assert trained(asked) == (2, 2, [])
+    shutil.rmtree(tmp_path / "out" / "runs")
+    with pytest.raises(UserError, match="is another part of its log than the study says"):
+        trained(changed(fraction=0.25))
+
+
+def test_batches_do_not_depend_on_when_they_are_drawn():
     drawn = []
     for first in (0, 3, 8, 13):
         batches = offline.Batches(lambda group: [group * offline.GROUP + i for i in range(offline.GROUP)], first)
@@ -275,7 +321,7 @@ def test_evaluations_end_their_games(data):
         assert played == evaluate(state, 5) != evaluate(state, 6)
         assert 300 <= sum(episode.length for episode in played) < 600
         assert all(episode.length <= 100 for episode in played)
-        assert all(episode.episodic_return == (episode.length < 100) for episode in played if episode.length < 100)
+        assert all(episode.episodic_return == 1 for episode in played if episode.length < 100)
 
 
 def test_native_and_host_evaluations_agree(data):
@@ -324,7 +370,7 @@ def test_from_playing_to_learning_offline(tmp_path, monkeypatch, capsys):
     assert main(["data", "inspect", "played", "--json", "--strip", "strip.png"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["transitions"] >= 100
-    assert found["policy"].startswith("iS-CQL K=1 at step 20, epsilon 0.001, uniform")
+    assert found["policy"] == "iS-CQL K=1, seed 0, at step 20, epsilon 0.001, uniform"
     assert (tmp_path / "strip.png").stat().st_size > 500
     part = read_index(tmp_path / "part")
     assert (part["subset"], part["fraction"], part["num_checkpoints"]) == ("first", 0.5, 4)

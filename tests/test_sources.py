@@ -111,6 +111,18 @@ def test_a_ring_is_cut_where_it_was_last_written(tmp_path):
     assert older.ends.tolist() == [CONTEXT] * 3 + [INSIDE] * 8 + [TRUNCATED]
 
 
+def test_a_ring_that_is_not_full_ends_where_it_was_last_written(tmp_path):
+    """Behind that lie rows of the checkpoint before, as in the last one of the DQN replay dataset."""
+    log(tmp_path, 0, SMALL, [(3, True), (4, True), (5, True)])
+    pack(tmp_path / "add_count_ckpt.0.gz", np.array(3 + 3 + 3 + 2))  # in the middle of the second episode
+    pieces = read(tmp_path)
+    assert greys(pieces) == [[1, 2, 3, 3], [4, 5]]
+    assert pieces[-1].ends.tolist() == [INSIDE, TRUNCATED]
+    pack(tmp_path / "add_count_ckpt.0.gz", np.array(-1))
+    with pytest.raises(UserError, match=r"add_count_ckpt\.0\.gz is damaged: it says -1"):
+        read(tmp_path)
+
+
 def test_long_episodes_are_cut_without_a_loss(tmp_path, monkeypatch):
     """The same transitions, stacks and all, whatever the length of a piece and of what is read at a time."""
     log(tmp_path / "log", 0, SMALL, [(23, True), (9, True), (31, False)])
@@ -232,12 +244,17 @@ def test_examples_are_parsed():
     assert found["texts"] == [b"a", b""]
     assert found["floats"].tolist() == [0.5, -2.0]
     assert found["numbers"].tolist() == [3, -1, 2**40]
+    # each on its own, as older writers have it: fields of kind 5 and 0
+    floats = b"".join(varint(1 << 3 | 5) + struct.pack("<f", number) for number in (0.5, -2.0))
+    numbers = b"".join(varint(1 << 3) + varint(number) for number in (3, -1, 2**40))
+    for kind, content, expected in ((2, floats, [0.5, -2.0]), (3, numbers, [3, -1, 2**40])):
+        entry = field(1, field(1, b"x") + field(2, field(kind, content)))
+        assert parse_example(field(1, entry))["x"].tolist() == expected
 
 
 def test_the_checksum_is_that_of_tensorflow():
-    """CRC-32C of "123456789" is 0xE3069283 (RFC 3720); turned by 15 bits and moved by 0xA282EAD8."""
-    crc = 0xE3069283
-    assert masked_crc(b"123456789") == (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
+    """CRC-32C of "123456789" is E3069283 (RFC 3720); turned to the right by 15 bits 2507C60D; plus A282EAD8."""
+    assert masked_crc(b"123456789") == 0xC78AB0E5
 
 
 def test_ordered_episodes(tmp_path):
@@ -315,6 +332,7 @@ def mutated(content: bytes, changes: list[tuple[int, int]], length: float) -> by
 
 
 MESSAGE = example(a=[b"x"], b=[1.0], c=[7])
+RECORDS = episode(1, 3, 0.0) + episode(4, 2, 1.0)
 ANYTHING = settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
@@ -331,9 +349,8 @@ def survives(action) -> None:
 @ANYTHING
 @given(changes=MUTATIONS, length=st.floats(0, 1), packed=st.booleans())
 def test_any_records_are_read_or_refused(changes, length, packed, tmp_path):
-    path, content = tmp_path / "records", episode(1, 3, 0.0) + episode(4, 2, 1.0)
-    whole = gzip.compress(content, 1)
-    path.write_bytes(mutated(whole, changes, length) if packed else gzip.compress(mutated(content, changes, length), 1))
+    path, whole = tmp_path / "records", gzip.compress(RECORDS, 1)
+    path.write_bytes(mutated(whole, changes, length) if packed else gzip.compress(mutated(RECORDS, changes, length), 1))
     survives(lambda: [*read_examples(path)])
 
 

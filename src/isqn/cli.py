@@ -326,7 +326,7 @@ def collect(argv: list[str]) -> int:
             state,
             env,
             args.out,
-            About(f"{config.label} at step {step:,}, epsilon {epsilon:g}, {config.acting_rule}", seed=args.seed),
+            About(_player(config, step, epsilon), seed=args.seed),
             steps=args.steps,
             seed=args.seed,
             epsilon=epsilon,
@@ -335,6 +335,10 @@ def collect(argv: list[str]) -> int:
             report=lambda step, total: progress.show(step, total, None),
         )
     return _inspected(args.out, went_on, args.quiet)
+
+
+def _player(config: Config, step: int, epsilon: float) -> str:
+    return f"{config.label}, seed {config.seed}, at step {step:,}, epsilon {epsilon:g}, {config.acting_rule}"
 
 
 @dataclass(frozen=True)
@@ -376,10 +380,12 @@ def convert(argv: list[str]) -> int:
     _require_seed(args.seed)
     if not args.source.is_dir():
         raise UserError(f"{args.source} is not a folder{nearest_path(args.source) or '; give that of a dataset.'}")
-    source, spec = find_source(args.source, args.env_id, args.run, args.checkpoints if args.subset == "first" else 1)
+    if args.out.resolve().is_relative_to(args.source.resolve()):
+        raise UserError(f"{args.out} lies in {args.source}; give --out another folder.")
     if args.to == "minari":
         to_minari(args.source, args.out)
         return _inspected(args.source, True, args.quiet, args.out)
+    source, spec = find_source(args.source, args.env_id, args.run, args.checkpoints if args.subset == "first" else 1)
     total = sum(part.size for part in source.parts)
     progress = Progress(round(total * args.fraction), enabled=not args.quiet)
     went_on = write(
@@ -389,7 +395,7 @@ def convert(argv: list[str]) -> int:
         subset=args.subset,
         fraction=args.fraction,
         seed=args.seed,
-        report=lambda rows: progress.show(rows, None, None),
+        report=lambda transitions: progress.show(transitions, None, None),
     )
     return _inspected(args.out, went_on, args.quiet)
 
@@ -422,7 +428,7 @@ def inspect_dataset(argv: list[str]) -> int:
     if args.strip:
         strip(dataset, args.strip)
     if args.json:
-        print(json.dumps(found | {"damaged": damaged}))
+        print(json.dumps(found | ({"damaged": []} if args.verify else {})))
         return 0
     print(*_described(found), sep="\n")
     if args.verify:
@@ -576,6 +582,7 @@ def _dry_run(asked: Any, out: Path | None, workers: int, seeds_per_job: int) -> 
     rows: list[tuple[str, ...]] = []
     with redirect_stdout(sys.stderr), TemporaryDirectory() as empty:  # what it would be for a part of a study
         planned, seconds = drive.estimate(asked, out or Path(empty), workers, seeds_per_job)
+        logs = drive.datasets_to_log(asked, out or Path(empty), seeds_per_job) if asked.datasets else []
     for row in planned:
         rows.append(
             (
@@ -594,6 +601,8 @@ def _dry_run(asked: Any, out: Path | None, workers: int, seeds_per_job: int) -> 
     runs, left = sum(row.runs for row in planned), sum(row.to_do for row in planned)
     time = f"about {duration(seconds)} with {count(workers, 'worker')} on this machine"
     print(f"{left} of {runs} runs to train{f' in {out}' if out else ''}: {time}.")
+    if logs:
+        print(f"Before that, {count(len(logs), 'dataset')} to log, whose time is not counted.")
     return 0
 
 

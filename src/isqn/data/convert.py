@@ -40,7 +40,7 @@ def convert(
     subset: str = "all",
     fraction: float = 1.0,
     seed: int = 0,
-    report: Callable[[int], None] = lambda rows: None,
+    report: Callable[[int], None] = lambda transitions: None,
 ) -> bool:
     """Writes part by part; what a kill leaves is whole up to the last part, and the same call goes on from there.
     False if all was there."""
@@ -48,21 +48,22 @@ def convert(
         raise UserError("There is nothing to convert: no file of the source was found.")
     checkpoints = len({part.checkpoint for part in source.parts})
     writer = Writer(out, spec, About(source.policy, source.kind, subset, fraction, seed, checkpoints))
-    left = writer.go_on()
+    left = writer.go_on(identity=source.identity)
     if left.get("complete"):
         return False
-    done = list(left.get("done", ()))
+    done, transitions = list(left.get("done", ())), left.get("transitions", 0)
     for part in source.parts:
         if part.name in done:
             continue
         for piece in ahead(chosen(part, subset, fraction, seed)):
             writer.extend(piece)
-            report(writer.total)
+            transitions += piece.num_transitions
+            report(transitions)
         done.append(part.name)
         complete = len(done) == len(source.parts)
         if complete and not writer.total:
             raise UserError(f"Nothing is left of the source; take a larger fraction than {fraction:g}.")
-        writer.save(tidy=True, done=done, complete=complete)
+        writer.save(tidy=True, identity=source.identity, done=done, transitions=transitions, complete=complete)
     return True
 
 

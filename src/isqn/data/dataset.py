@@ -20,7 +20,7 @@ import safetensors.numpy
 from numpy.typing import NDArray
 
 from isqn.data.files import DamagedFile, Description, read_file, replace_text, sync, write_file
-from isqn.data.frames import Layout, StoredFrames, make_frames, map_arrays
+from isqn.data.frames import BLOCK_ROWS, Layout, StoredFrames, make_frames, map_arrays
 from isqn.data.sample import COLUMNS, ENDED, INSIDE, TERMINATED, TRUNCATED, Rows, action_dtype
 from isqn.types import EnvSpec, Transition, UserError
 
@@ -28,7 +28,7 @@ Array = NDArray[Any]
 
 FORMAT = 1
 INDEX = "index.json"
-SHARD_ROWS = 2**16
+SHARD_ROWS, SHARD_BYTES = 2**16, 2**29  # at most; a shard is in memory while it is written
 ZSTD_LEVEL = 3
 
 
@@ -53,7 +53,7 @@ class About:
     source: str = ""  # what they were converted from
     subset: str = "all"  # all, first or random-episodes
     fraction: float = 1.0  # of the source, as it was asked for
-    seed: int = 0  # of a random subset
+    seed: int = 0  # of a random subset, or of the games that were played for it
     num_checkpoints: int = 1  # parts of the source, of each of which a subset was taken
 
 
@@ -62,13 +62,14 @@ class Writer:
 
     def __init__(self, folder: Path, spec: EnvSpec, about: About) -> None:
         self.folder, self.spec, self.about = folder, spec, about
-        self._layout = Layout.of(spec, 1, SHARD_ROWS)
+        self._layout = Layout.of(spec, 1, shard_rows(spec))
         # checksums of blocks find a damaged one when it is drawn
         settings = {"checksum": True, "level": ZSTD_LEVEL} if spec.is_image else {}
         self._frames = make_frames(self._layout, compress=spec.is_image, **settings)
-        self._actions = np.zeros((SHARD_ROWS, *spec.action_shape), action_dtype(spec))
-        self._rewards = np.zeros(SHARD_ROWS, np.float32)
-        self._ends = np.zeros(SHARD_ROWS, np.uint8)
+        self._shard_rows = self._layout.segment_rows
+        self._actions = np.zeros((self._shard_rows, *spec.action_shape), action_dtype(spec))
+        self._rewards = np.zeros(self._shard_rows, np.float32)
+        self._ends = np.zeros(self._shard_rows, np.uint8)
         self._files: list[Description] = []  # finished shards
         self.total = 0  # rows
 
@@ -90,7 +91,7 @@ class Writer:
         done = 0
         while done < len(words):
             place = self._begin_row()
-            rows = slice(done, min(len(words), done + SHARD_ROWS - place))
+            rows = slice(done, min(len(words), done + self._shard_rows - place))
             count = rows.stop - rows.start
             self._frames.extend(self.total, words[rows])
             for column, values in (
@@ -103,11 +104,11 @@ class Writer:
 
     @property
     def _last(self) -> int:
-        return (self.total - 1) % SHARD_ROWS
+        return (self.total - 1) % self._shard_rows
 
     def _begin_row(self) -> int:
         """Its place in its shard; the one before is written if it is full."""
-        number, place = divmod(self.total, SHARD_ROWS)
+        number, place = divmod(self.total, self._shard_rows)
         if number > len(self._files):  # only now is the action of its last row known
             self._files.append(self._write_shard(number - 1))
         return place
@@ -119,7 +120,7 @@ class Writer:
         self.total += 1
 
     def _write_shard(self, number: int) -> Description:
-        count = min(SHARD_ROWS, self.total - number * SHARD_ROWS)
+        count = min(self._shard_rows, self.total - number * self._shard_rows)
         columns = {"actions": self._actions[:count], "rewards": self._rewards[:count], "ends": self._ends[:count]}
         self.folder.mkdir(parents=True, exist_ok=True)
         arrays = {**columns, **self._frames.segment(number, count)}
@@ -132,9 +133,9 @@ class Writer:
         `tidy` deletes what is not in it any more: older states of the last shard, which a checkpoint may still need.
         """
         files = list(self._files)
-        if self.total > len(files) * SHARD_ROWS:
+        if self.total > len(files) * self._shard_rows:
             files.append(self._write_shard(len(files)))
-        described = {"rows": self.total, "files": files}
+        described = {"rows": self.total, "shard_rows": self._shard_rows, "files": files}
         index = {"format": FORMAT, "spec": self.described_spec, **asdict(self.about), **described, **more}
         text = json.dumps({**index, "index_sha256": _digest(index)}, indent=1)
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -202,12 +203,11 @@ class Dataset:
         actions, rewards, ends = (np.concatenate([shard[name] for shard in shards]) for name in COLUMNS)
         if not ends[-1] & ENDED:
             ends[-1] = TRUNCATED  # nothing is known of what came after it
-        layout = Layout.of(spec, 1, SHARD_ROWS)
         rows = Rows(
             spec,
-            layout,
+            Layout.of(spec, 1, index["shard_rows"]),
             len(ends),
-            StoredFrames(paths, shards, SHARD_ROWS),
+            StoredFrames(paths, shards, index["shard_rows"]),
             actions,
             rewards,
             ends,
@@ -221,9 +221,24 @@ class Dataset:
             raise UserError(f"{folder} holds no transition: {len(ends)} rows, in none of which a step starts.")
         return dataset
 
+    def require_complete(self) -> None:
+        """What is still being made would be another dataset when it is."""
+        if not self.index.get("complete", True):
+            raise UserError(f"{self.folder} is not complete; the command that made it goes on with it.")
+
     @property
     def num_transitions(self) -> int:
         return int((self.rows.ends == INSIDE).sum())
+
+    def episodes(self) -> tuple[Array, Array]:
+        """The first and the last row of each."""
+        last = np.flatnonzero(self.rows.ends & ENDED)
+        return np.concatenate([[0], last[:-1] + 1]), last
+
+    def origin(self) -> Description:
+        """What a run should remember of it, in JSON's terms."""
+        told = ("policy", "source", "subset", "fraction", "seed", "num_checkpoints", "rows")
+        return {name: self.index[name] for name in told} | {"digest": self.digest}
 
     def describe(self) -> str:
         part = "" if self.index["subset"] == "all" else f" ({self.index['subset']}, {self.index['fraction']:.3g})"
@@ -234,8 +249,7 @@ class Dataset:
 
     def pieces(self, since: int = 0, until: int | None = None) -> Iterator[Piece]:
         """Every episode that begins in these rows, from the first to the last."""
-        ends = np.flatnonzero(self.rows.ends & ENDED)
-        for first, last in zip([0, *(ends[:-1] + 1).tolist()], ends.tolist(), strict=True):
+        for first, last in zip(*map(np.ndarray.tolist, self.episodes()), strict=True):
             if first < since or (until is not None and first >= until):
                 continue
             here = slice(first, last + 1)
@@ -291,6 +305,12 @@ def read_index(folder: Path) -> Description:
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise UserError(f"{path} is damaged: it is not what was written; make the dataset again.") from None
     return index
+
+
+def shard_rows(spec: EnvSpec) -> int:
+    """As many as fit, in whole blocks."""
+    fit = SHARD_BYTES // Layout.of(spec, 1).frame_bytes // BLOCK_ROWS * BLOCK_ROWS
+    return min(SHARD_ROWS, max(BLOCK_ROWS, fit))
 
 
 def spec_of(index: Description) -> EnvSpec:

@@ -1,4 +1,4 @@
-"""Files of a checkpoint that never change once written: named after their content, and checked when read."""
+"""Files of checkpoints and datasets that never change once written: named after their content, checked when read."""
 
 from __future__ import annotations
 
@@ -56,4 +56,4 @@ def sync(path: Path) -> None:
 
 def files_needed(description: Description) -> list[str]:
     """Names, within its folder, of the files that a description refers to."""
-    return [file["name"] for file in description.get("files", ())]
+    return [file["name"] for file in description["files"]]

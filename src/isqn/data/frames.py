@@ -217,10 +217,10 @@ class StoredFrames:
         self._paths, self._segments, self._segment_rows = paths, segments, segment_rows
         self._maps = [_map_of(segment["frames"]) for segment in segments]
         self._decompressor = zstandard.ZstdDecompressor()
-        self.is_compressed = "block_ends" in segments[0]
+        self._is_compressed = "block_ends" in segments[0]
 
     def read(self, window: Array, origin: Array, first: Array, last: Array) -> None:
-        if self.is_compressed:
+        if self._is_compressed:
             for block in np.unique(np.stack([first, last]) // BLOCK_ROWS).tolist():
                 self._ask_for(block)
             _read_by_blocks(window, origin, first, last, self._read_block)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from isqn.data.dataset import Dataset
-from isqn.data.sample import ENDED, INSIDE, TERMINATED
+from isqn.data.sample import INSIDE, TERMINATED
 from isqn.types import UserError
 
 Array = NDArray[Any]
@@ -21,10 +21,9 @@ LOOKED_AT = 1_000  # pairs of frames that are compared
 def examine(dataset: Dataset) -> dict[str, Any]:
     """In JSON's terms."""
     rows, index = dataset.rows, dataset.index
-    starts, last = rows.ends == INSIDE, np.flatnonzero(rows.ends & ENDED)
-    episode = np.searchsorted(last, np.arange(rows.total))
-    returns = np.bincount(episode, np.where(starts, rows.rewards, 0.0), minlength=len(last))
-    lengths = np.bincount(episode, starts, minlength=len(last)).astype(int)
+    starts, (first, _) = rows.ends == INSIDE, dataset.episodes()
+    returns = np.add.reduceat(np.where(starts, rows.rewards, np.float32(0)), first, dtype=np.float64)
+    lengths = np.add.reduceat(starts, first, dtype=np.int64)
     played = lengths > 0
     size = sum(file["bytes"] for file in index["files"])
     found: dict[str, Any] = {
@@ -93,8 +92,7 @@ def strip(dataset: Dataset, path: Path, count: int = 8, side: int = 160) -> None
         from PIL import Image
     except ImportError:
         raise UserError('--strip needs `pip install "isqn[offline]"`.') from None
-    last = np.flatnonzero(dataset.rows.ends & ENDED)
-    first = np.concatenate([[0], last[:-1] + 1])
+    first, last = dataset.episodes()
     longest = int(np.argmax(last - first))
     chosen = np.linspace(first[longest], last[longest], count).astype(int)
     pictures = [_coloured(dataset.frames(int(row), int(row) + 1)[0]) for row in chosen]

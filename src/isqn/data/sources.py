@@ -11,7 +11,8 @@ import io
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,11 +43,19 @@ class Source(NamedTuple):
     kind: str
     policy: str
     parts: list[Part]
+    identity: str  # of its files: what was converted in part goes on with the same ones
+
+
+def identity(files: Iterable[Path]) -> str:
+    """By names and sizes: to read them all would take as long as to convert them."""
+    described = sorted((path.name, path.stat().st_size) for path in files if path.is_file())
+    return sha256(json.dumps(described).encode()).hexdigest()
 
 
 # -- the DQN replay dataset: shards of Dopamine, and d4rl-atari's copies of them
 
 STORE = "$store$_{}_ckpt.{}.gz"
+DQN = "DQN of Dopamine, while it learned"
 
 
 def dopamine(folder: Path, spec: EnvSpec) -> Source:
@@ -58,7 +67,8 @@ def dopamine(folder: Path, spec: EnvSpec) -> Source:
         named = {name: folder / STORE.format(name, number) for name in ("observation", "action", "reward", "terminal")}
         return named | {"add_count": folder / f"add_count_ckpt.{number}.gz"}
 
-    return Source("dqn-replay", "DQN of Dopamine, while it learned", [_log_part(files(n), n, spec) for n in numbers])
+    parts = [_log_part(files(n), n, spec) for n in numbers]
+    return Source("dqn-replay", DQN, parts, identity(folder.iterdir()))
 
 
 def d4rl_atari(folder: Path, spec: EnvSpec) -> Source:
@@ -68,7 +78,8 @@ def d4rl_atari(folder: Path, spec: EnvSpec) -> Source:
     def files(number: int) -> dict[str, Path]:
         return {name: folder / str(number) / f"{name}.gz" for name in ("observation", "action", "reward", "terminal")}
 
-    return Source("d4rl-atari", "DQN of Dopamine, while it learned", [_log_part(files(n), n, spec) for n in numbers])
+    parts = [_log_part(files(n), n, spec) for n in numbers]
+    return Source("d4rl-atari", DQN, parts, identity(folder.glob("*/*.gz")))
 
 
 def _log_part(files: dict[str, Path], number: int, spec: EnvSpec) -> Part:
@@ -78,8 +89,8 @@ def _log_part(files: dict[str, Path], number: int, spec: EnvSpec) -> Part:
 def _log_pieces(files: dict[str, Path], spec: EnvSpec) -> Iterator[Piece]:
     """A ring of rows (observation, action, reward, terminal): the next observation is that of the next row.
 
-    The newest row lies before the oldest, where the ring was last written. Dopamine puts rows of zeros, one less than
-    a stack has, before each episode; of truncated episodes nothing tells the end.
+    In a ring that is full the newest row lies before the oldest, where it was last written. Dopamine puts rows of
+    zeros, one less than a stack has, before each episode; of truncated episodes nothing tells the end.
     """
     for name in ("observation", "action", "reward", "terminal"):
         if not files[name].is_file():
@@ -99,11 +110,12 @@ def _log_pieces(files: dict[str, Path], spec: EnvSpec) -> Iterator[Piece]:
         raise UserError(
             f"{files['action']} has actions from {actions.min()} to {actions.max()}; {spec.id} has {spec.num_actions}."
         )
-    cursor = 0
+    added = size
     if "add_count" in files and files["add_count"].is_file():
-        cursor = int(_scalar(files["add_count"])) % max(size, 1)
-    breaks = {0, cursor, size}  # where a row does not follow the one before it
-    over = np.flatnonzero(terminals) + 1
+        added = _scalar(files["add_count"])
+    used = min(added, size)  # behind them lie rows of the checkpoint before, or none
+    breaks = {0, added % size if used else 0, used}  # where a row does not follow the one before it
+    over = np.flatnonzero(terminals[:used]) + 1
     bounds = sorted(breaks | set(over.tolist()))
     known = set(over.tolist()) - breaks  # where an episode begins
     chunks, held = stream.rows(CHUNK_ROWS), np.empty((0, *spec.frame_shape[:2]), np.uint8)
@@ -150,7 +162,10 @@ def _scalar(path: Path) -> int:
     """Of an array without axes."""
     try:
         with gzip.open(path, "rb") as file:
-            return int(np.load(io.BytesIO(file.read(4_096))))  # numpy refuses pickles by itself
+            number = int(np.load(io.BytesIO(file.read(4_096))))  # numpy refuses pickles by itself
+        if number < 0:
+            raise ValueError(f"it says {number}")
+        return number
     except Exception as error:
         raise UserError(f"{path} is damaged: {error}.") from error
 
@@ -177,7 +192,7 @@ def rl_unplugged(folder: Path, spec: EnvSpec, run: int) -> Source:
 
         return Part(path.name, number, CHECKPOINT_STEPS if ordered else CHECKPOINT_STEPS // 2, pieces)
 
-    return Source(kind, "DQN of Dopamine, while it learned", [part(*item) for item in sorted(found.items())])
+    return Source(kind, DQN, [part(*item) for item in sorted(found.items())], identity(found.values()))
 
 
 def _reason(error: Exception) -> str:
@@ -198,17 +213,17 @@ def _episode(example: Example, spec: EnvSpec) -> Iterator[Piece]:
 
 def _transition(example: Example, spec: EnvSpec) -> Iterator[Piece]:
     """Both ends, each with its stack: one frame is new."""
-    before, after = ([_picture(image, spec) for image in example[name]] for name in ("o_t", "o_tp1"))
+    before, after = example["o_t"], example["o_tp1"]
     if len(before) != spec.frame_stack or len(after) != spec.frame_stack:
         raise ValueError(f"stacks have {len(before)} and {len(after)} frames, and not {spec.frame_stack}")
+    frames = np.stack([_picture(image, spec) for image in (*before, after[-1])])
     context = [CONTEXT] * (spec.frame_stack - 1)
     terminal = float(np.asarray(example["d_t"])[0]) == 0
     action = _actions(np.asarray(example["a_t"])[:1], spec)[0]
-    rows = len(before) + 1
-    actions, rewards = np.zeros(rows, np.int64), np.zeros(rows, np.float32)
+    actions, rewards = np.zeros(len(frames), np.int64), np.zeros(len(frames), np.float32)
     actions[-2], rewards[-2] = action, np.asarray(example["r_t"])[0]
     ends = np.array([*context, INSIDE, TERMINATED if terminal else TRUNCATED], np.uint8)
-    yield Piece(np.stack([*before, after[-1]])[..., None], actions, rewards, ends)
+    yield Piece(frames[..., None], actions, rewards, ends)
 
 
 def _actions(actions: Array, spec: EnvSpec) -> Array:
@@ -263,7 +278,8 @@ def minari(folder: Path, spec: EnvSpec, to_frame: Callable[[Any], Array]) -> Sou
             yield Piece(frames, actions, np.append(episode["rewards"], 0).astype(np.float32), ends)
 
     policy = str(storage.metadata.get("algorithm_name", "not said"))
-    return Source("minari", policy, [Part("episodes", 0, int(storage.total_steps), pieces)])
+    part = Part("episodes", 0, int(storage.total_steps), pieces)
+    return Source("minari", policy, [part], identity(folder.rglob("*")))
 
 
 def minari_env_id(folder: Path) -> str | None:
@@ -287,6 +303,8 @@ def _read_minari(folder: Path) -> Any:
         return minari_storage().read(data)
     except UserError:
         raise
+    except ImportError as error:
+        raise UserError(f"{folder} cannot be read as a dataset of Minari: {error}") from None
     except Exception as error:  # whatever a damaged file leads to
         raise UserError(
             f"{folder} cannot be read as a dataset of Minari: its metadata.json or data are damaged."
@@ -299,6 +317,7 @@ def _read_minari(folder: Path) -> Any:
 def own(folder: Path, num_checkpoints: int) -> Source:
     """Episodes by where they begin, in parts of as many rows."""
     dataset = Dataset.open(folder)
+    dataset.require_complete()
     bounds = np.linspace(0, dataset.rows.total, num_checkpoints + 1).astype(int)
 
     def part(number: int) -> Part:
@@ -306,4 +325,5 @@ def own(folder: Path, num_checkpoints: int) -> Source:
         size = int((dataset.rows.ends[first:end] == INSIDE).sum())
         return Part(f"part {number}", number, size, lambda: dataset.pieces(first, end))
 
-    return Source("isqn", dataset.index["policy"], [part(number) for number in range(num_checkpoints)])
+    parts = [part(number) for number in range(num_checkpoints)]
+    return Source("isqn", dataset.index["policy"], parts, dataset.digest)

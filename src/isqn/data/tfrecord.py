@@ -83,14 +83,14 @@ def _feature(message: bytes) -> Value:
         assert isinstance(content, bytes)
         if field == 1:
             return [*_messages(content, 1)]
-        return _numbers(content, "<f4") if field == 2 else _integers(content)
+        return _floats(content) if field == 2 else _integers(content)
     return []
 
 
-def _numbers(message: bytes, dtype: str) -> NDArray[Any]:
+def _floats(message: bytes) -> NDArray[Any]:
     """Packed, or each on its own."""
     parts = [content if isinstance(content, bytes) else b"" for _, _, content in _fields(message)]
-    return np.frombuffer(b"".join(parts), dtype)
+    return np.frombuffer(b"".join(parts), "<f4")
 
 
 def _integers(message: bytes) -> NDArray[Any]:

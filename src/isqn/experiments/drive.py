@@ -13,7 +13,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from isqn.analysis import cost
 from isqn.data.convert import convert
@@ -23,7 +23,7 @@ from isqn.experiments import worker
 from isqn.experiments.config import Config, from_mapping, read_toml, slug, to_toml
 from isqn.experiments.engines import RETRIES, Engine, Handle, Job, share_cores, visible_gpus
 from isqn.experiments.presets import preset_config, preset_for
-from isqn.experiments.study import PART, Cell, Study
+from isqn.experiments.study import PART, Cell, Study, require_settings
 from isqn.experiments.study import to_toml as study_toml
 from isqn.experiments.worker import SEEDS_PER_JOB
 from isqn.train import record, run
@@ -112,70 +112,92 @@ def train(
         (out / "jobs").mkdir(exist_ok=True)
         board = Board(study, out, enabled=not quiet)
         with run.stop_on_signals() as should_stop:
-            failed = make_datasets(study, out, engine, board, should_stop)
-            if failed:
-                return Outcome(0, len(folders(study, out)), failed)
+            failed = make_datasets(study, pending, out, engine, board, should_stop)
+            pending = [job for job in pending if not (job.config.dataset and _is_absent(job.config.dataset))]
             for job in pending:
                 record.replace_text(job.file, to_toml(job.config))
             if pending:
                 board.say(f"training {count(len(pending), 'job')}; each has a log in {out / 'logs'}")
-            failed = _drive(pending, engine, board, should_stop)
+            failed += _drive(pending, engine, board, should_stop)
         states = Counter(record.run_state(folder) for folder in folders(study, out))
         return Outcome(states["finished"], sum(states.values()), failed)
 
 
-def make_datasets(study: Study, out: Path, engine: Engine, board: Board, should_stop: Callable[[], bool]) -> list[Job]:
-    """Those that are not there: a run of dqn logs each, and maybe a part of it is taken. The jobs that failed."""
-    if not study.cells[0].config.is_offline:
-        return []
+def datasets(study: Study, pending: list[Job], out: Path) -> dict[str, tuple[str, int]]:
+    """Those that jobs learn from: what is played there, and the seed of the run that logs it."""
+    needed = {job.config.dataset for job in pending if job.config.is_offline}
     wanted = {
-        # the run that logs it has its seed, if there is one for each
         cell.config_in(out, (seed,)).dataset: (cell.task, seed if "{seed}" in cell.config.dataset else 0)
         for cell in study.cells
         for seed in study.seeds
     }
-    absent = [place for place in wanted if not _is_complete(Path(place))]
-    if not absent:
-        return []
+    return {place: wanted[place] for place in wanted if place in needed}
+
+
+def make_datasets(
+    study: Study, pending: list[Job], out: Path, engine: Engine, board: Board, should_stop: Callable[[], bool]
+) -> list[Job]:
+    """Those that are not there: a run of dqn logs each, and maybe a part of it is taken. The jobs that failed."""
+    wanted = datasets(study, pending, out)
     if not study.datasets:
-        raise UserError(
-            f"study {study.name}: {absent[0]} is not a dataset ({len(absent)} are missing); make them by "
-            "`isqn data convert`, or let the study log some by a table [datasets]."
-        )
-    settings = {key: value for key, value in study.datasets.items() if key not in PART}
-    preset = settings.pop("preset", None)
-    logs = []
-    for place in absent:
-        (task, seed), name = wanted[place], f"log--{slug(os.path.relpath(place, out))}"
-        base = preset_config(preset or preset_for(task, "dqn"), "dqn")
-        fields = {"env_id": task, "experiment": study.name, "seed": seed, "record_dataset": True} | settings
-        config = from_mapping(fields, f"study {study.name}: datasets", base)
-        log = Job(
-            name=name,
-            config=config,
-            method_dir=out / "logging" / name,
-            file=out / "jobs" / f"{name}.toml",
-            log=out / "logs" / f"{name}.log",
-            memory=memory_needed(config.replace(seed=0)),
-            imports=study.imports,
-        )
-        record.replace_text(log.file, to_toml(config))
-        logs.append((log, Path(place)))
-    board.say(f"logging {count(len(logs), 'dataset')}; each has a log in {out / 'logs'}")
-    left = [log for log, _ in logs if record.run_state(log.folders[0]) != "finished"]
+        if absent := [place for place in wanted if _is_absent(place)]:
+            raise UserError(
+                f"study {study.name}: {absent[0]} is not a dataset ({len(absent)} are missing); make them by "
+                "`isqn data convert`, or let the study log some by a table [datasets]."
+            )
+        return []
+    part: dict[str, Any] = {"subset": "all", "fraction": 1.0, "checkpoints": 50}
+    part |= {key: value for key, value in study.datasets.items() if key in PART}
+    checkpoints = part.pop("checkpoints") if part["subset"] == "first" else 1
+    logs = {place: _logging(study, place, *wanted[place], out) for place in wanted}
+    for place, log in logs.items():
+        if (log.folders[0] / "config.toml").is_file():
+            require_settings(log.folders[0], log.config)
+        if not _is_absent(place):
+            index = read_index(Path(place))
+            if {key: index[key] for key in part} | {"n": index["num_checkpoints"]} != part | {"n": checkpoints}:
+                raise UserError(
+                    f"{place} is another part of its log than the study says; choose another folder, or delete it."
+                )
+    logs = {place: log for place, log in logs.items() if _is_absent(place)}
+    if logs:
+        board.say(f"logging {count(len(logs), 'dataset')}; each has a log in {out / 'logs'}")
+    left = [log for log in logs.values() if record.run_state(log.folders[0]) != "finished"]
+    for log in left:
+        record.replace_text(log.file, to_toml(log.config))
     failed = _drive(left, engine, board, should_stop)
-    for log, folder in logs:
+    for place, log in logs.items():
         if log not in failed:
-            part = {key: study.datasets[key] for key in PART if key in study.datasets}
-            whole, parts = log.folders[0] / "dataset", part.pop("checkpoints", 50)
-            source = own(whole, parts if part.get("subset") == "first" else 1)
-            convert(source, spec_of(read_index(whole)), folder, **part)
-            board.say(f"made {folder}")
+            whole = log.folders[0] / "dataset"
+            convert(own(whole, checkpoints), spec_of(read_index(whole)), Path(place), **part)
+            board.say(f"made {place}")
     return failed
 
 
-def _is_complete(place: Path) -> bool:
-    return (place / INDEX).is_file() and read_index(place).get("complete", True)
+def datasets_to_log(study: Study, out: Path, seeds_per_job: int) -> list[str]:
+    return [place for place in datasets(study, jobs(study, out, seeds_per_job), out) if _is_absent(place)]
+
+
+def _logging(study: Study, place: str, task: str, seed: int, out: Path) -> Job:
+    """The run that logs a dataset."""
+    settings = {key: value for key, value in study.datasets.items() if key not in PART}
+    base = preset_config(settings.pop("preset", None) or preset_for(task, "dqn"), "dqn")
+    fields = {"env_id": task, "experiment": study.name, "seed": seed, "record_dataset": True} | settings
+    config = from_mapping(fields, f"study {study.name}: datasets", base)
+    name = f"log--{slug(os.path.relpath(place, out))}"
+    return Job(
+        name=name,
+        config=config,
+        method_dir=out / "logging" / name,
+        file=out / "jobs" / f"{name}.toml",
+        log=out / "logs" / f"{name}.log",
+        memory=memory_needed(config.replace(seed=0)),
+        imports=study.imports,
+    )
+
+
+def _is_absent(place: str) -> bool:
+    return not (Path(place) / INDEX).is_file() or not read_index(Path(place)).get("complete", True)
 
 
 def _require_environments(study: Study) -> None:

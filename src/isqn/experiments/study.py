@@ -286,19 +286,7 @@ class Cell(NamedTuple):
 
     def read_config(self, folder: Path, seed: int) -> Config:
         """Of a run that is there, which must be the one that is asked for."""
-        asked = self.config.replace(seed=seed)
-        try:
-            config = read_toml(folder / "config.toml")
-        except UserError as error:
-            raise UserError(f"{error} Move {folder} away to train it anew.") from None
-        for name in (*config.kept(), "total_timesteps", "num_updates"):
-            there, here = getattr(config, name), getattr(asked, name)
-            if there != here and name not in ("experiment", "dataset"):  # a run itself knows what is in its dataset
-                raise UserError(
-                    f"{folder} has {name} = {there!r}, and the study says {here!r}; choose another folder, or move "
-                    "the run away."
-                )
-        return config
+        return require_settings(folder, self.config.replace(seed=seed))
 
     def config_in(self, out: Path, seeds: tuple[int, ...]) -> Config:
         """Of some seeds, with its dataset where it lies."""
@@ -309,6 +297,22 @@ class Cell(NamedTuple):
 
     def folder(self, out: Path, seed: int) -> Path:
         return seed_dir(out / "runs" / slug(self.task) / slug(self.method), seed)
+
+
+def require_settings(folder: Path, asked: Config) -> Config:
+    """Of a run that is there, and has the settings that a study asks for."""
+    try:
+        config = read_toml(folder / "config.toml")
+    except UserError as error:
+        raise UserError(f"{error} Move {folder} away to train it anew.") from None
+    for name in (*config.kept(), "total_timesteps", "num_updates"):
+        there, here = getattr(config, name), getattr(asked, name)
+        if there != here and name not in ("experiment", "dataset"):  # a run itself knows what is in its dataset
+            raise UserError(
+                f"{folder} has {name} = {there!r}, and the study says {here!r}; choose another folder, or move "
+                "the run away."
+            )
+    return config
 
 
 def _values(method: dict[str, Any], key: str) -> list[Any]:

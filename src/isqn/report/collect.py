@@ -208,7 +208,12 @@ def _varied(configs: list[Config]) -> list[str]:
     for config in configs:
         alike.setdefault((config.env_id, config.label), []).append(config.kept())
     names = [name for name in configs[0].kept() if name not in NOT_A_METHOD]
-    return [name for name in names if any(one[name] != group[0][name] for group in alike.values() for one in group)]
+    varied = [name for name in names if any(one[name] != group[0][name] for group in alike.values() for one in group)]
+    datasets: dict[tuple[str, ...], set[str]] = {}  # each seed may have one of its own, but not two
+    for config in configs:
+        one_run = tuple(str(getattr(config, name)) for name in ("env_id", "label", "seed", *varied))
+        datasets.setdefault(one_run, set()).add(config.dataset)
+    return varied + ["dataset"] * any(len(found) > 1 for found in datasets.values())
 
 
 def _place_in_the_paper(config: Config) -> tuple[int, int]:

@@ -1,8 +1,8 @@
 """Checkpoints: arrays as safetensors, everything else as JSON, checksums of both, no code.
 
 A checkpoint is a folder `checkpoints/STEP`, filled under another name and then renamed, so that it is
-either whole or not there. The last two are kept. The replay's files lie beside them and are shared: a
-checkpoint names those it needs, and what no checkpoint names is deleted.
+either whole or not there. The last two are kept. Files of the replay and of a dataset that is recorded lie
+beside them and are shared: a checkpoint names those it needs, and what no checkpoint names is deleted.
 """
 
 from __future__ import annotations
@@ -93,19 +93,19 @@ def folder_of(run_dir: Path, step: int) -> Path:
 
 
 def tidy(run_dir: Path) -> None:
-    """Keep the last two checkpoints and the replay files that they name."""
+    """Keep the last two checkpoints and the files that they name."""
     for step in steps(run_dir)[KEPT:]:
         shutil.rmtree(folder_of(run_dir, step))
-    needed: set[str] = set()
-    for step in steps(run_dir):
-        try:
-            manifest = read_manifest(folder_of(run_dir, step))
-            needed |= {name for part in PARTS for name in files_needed(manifest.get(part, {}))}
-        except DamagedFile:
-            return  # it may name files that a person still wants to rescue
-    for path in (path for part in PARTS for path in (run_dir / part).glob("*-*")):
-        if path.name not in needed:
-            path.unlink()
+    try:
+        manifests = [read_manifest(folder_of(run_dir, step)) for step in steps(run_dir)]
+    except DamagedFile:
+        return  # it may name files that a person still wants to rescue
+    for part in PARTS:
+        described = [manifest[part] for manifest in manifests if part in manifest]
+        needed = {name for one in described for name in files_needed(one)}
+        for path in (run_dir / part).glob("*-*") if described else ():  # no run of this kind made the others
+            if path.name not in needed:
+                path.unlink()
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:

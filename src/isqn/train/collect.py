@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -38,7 +40,8 @@ def collect(
     call = compile_agent(agent)
     writer, stack = Writer(out, env.spec, about), FrameStack(env.spec)
     state = state._replace(seed=jnp.asarray(seed, jnp.uint32))
-    asked = {"steps": steps, "epsilon": epsilon}
+    weights = sha256(b"".join(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(state.params))).hexdigest()
+    asked = {"steps": steps, "epsilon": epsilon, "weights": weights}
     left = writer.go_on(asked=asked)
     if left.get("complete"):
         return False

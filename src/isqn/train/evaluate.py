@@ -173,6 +173,8 @@ def native_evaluation(
         playing = jax.tree.map(lambda new, old: jnp.where(over, new, old), again, (inner, obs, total, length))
         return (playing, game + count * over), (over, total, length)
 
+    start = jit(jax.vmap(begin, (None, 0)))
+
     @jit
     def play(state: AgentState, games: Any, first: Array) -> Any:
         def together(games: Any, time: Array) -> Any:
@@ -182,7 +184,7 @@ def native_evaluation(
 
     def evaluate(state: AgentState, seed: int) -> list[Episode]:
         state = only_acting(state, seed)
-        games = jax.jit(jax.vmap(begin, (None, 0)))(seed, jnp.arange(count))
+        games = start(seed, jnp.arange(count))
         found: list[list[Episode]] = [[] for _ in range(count)]
         played = np.zeros(count, int)  # steps of the games that have ended
         first = 0

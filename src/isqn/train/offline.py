@@ -33,6 +33,7 @@ from isqn.types import Interrupted, Transition, UserError
 
 GROUP = 8  # batches drawn at a time
 AHEAD = 2  # groups
+HELD = GROUP * (AHEAD + 2)  # batches in memory: those ahead, the ones that are drawn and the ones that are taken
 
 
 @dataclass
@@ -54,7 +55,9 @@ class Batches:
         self._draw, self._next, skipped = draw, *divmod(first, GROUP)
         self._drawn = deque[Future[list[Transition]]]()
         self.thread = ThreadPoolExecutor(1)  # whatever is drawn from a dataset is drawn in it
-        self._left = iter(self._group()[skipped:])
+        self._left: Iterator[Transition] = iter(())
+        for _ in range(skipped):
+            next(self)
 
     def _group(self) -> list[Transition]:
         while len(self._drawn) <= AHEAD:

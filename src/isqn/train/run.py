@@ -145,8 +145,10 @@ def require_possible(config: Config, spec: EnvSpec, *, compiled_loop: bool) -> N
     """Refuse what cannot run before a folder is made, or an old one deleted, for it."""
     size = agent_bytes(config, spec)
     require_memory(size, f"The network and its optimizer need {size / 1e9:,.1f} GB", _lower(config))
-    size = config.num_seeds * num_bytes(spec.batch(config.sampled_batch_size))
-    require_memory(size, f"A batch takes {size / 1e9:,.1f} GB", f"Lower {flag('batch_size')}.")
+    held = offline.HELD if config.is_offline else config.num_seeds
+    size = held * num_bytes(spec.batch(config.sampled_batch_size))
+    what = f"The {held} batches that are held take" if held > 1 else "A batch takes"
+    require_memory(size, f"{what} {size / 1e9:,.1f} GB", f"Lower {flag('batch_size')}.")
     memory = replay_memory(config, spec)
     if config.is_offline:
         needs = f"The columns of {config.dataset} take {memory.total / 1e9:.1f} GB in memory"
@@ -328,12 +330,12 @@ def _train_offline(
     progress.say(f"{config.label} on {config.dataset}: {dataset.describe()}; seed {config.seed}")
     progress.say(_memory_line(config, dataset.spec))
     agent = make_agent(config, dataset.spec)
-    evaluate = _evaluation(config, agent, dataset.spec, env, should_stop)
-    finish = _begin_summaries(config, [run_dir], dataset.spec)
-    epochs = offline.train(config, run_dir, agent, dataset, evaluate, should_stop=should_stop, progress=progress)
-    for epoch in epochs:
-        progress.say(_epoch_line(config, [epoch]))
-    finish()
+    with _evaluation(config, agent, dataset.spec, env, should_stop) as evaluate:
+        finish = _begin_summaries(config, [run_dir], dataset.spec, learned_from=dataset.origin())
+        epochs = offline.train(config, run_dir, agent, dataset, evaluate, should_stop=should_stop, progress=progress)
+        for epoch in epochs:
+            progress.say(_epoch_line(config, [epoch]))
+        finish()
 
 
 def open_dataset(config: Config) -> Dataset:
@@ -345,15 +347,17 @@ def open_dataset(config: Config) -> Dataset:
         discount=config.discount,
         reward_clip=config.reward_clip,
     )
+    dataset.require_complete()
     if full_id(config.env_id) != dataset.spec.id:
         raise UserError(f"{config.dataset} is of {dataset.spec.id}, not of {flag('env_id')} {config.env_id}.")
     agents.require_actions(config, dataset.spec)
     return dataset
 
 
+@contextmanager
 def _evaluation(
     config: Config, agent: Agent, spec: EnvSpec, env: Environment | None, should_stop: Callable[[], bool]
-) -> Callable[[AgentState, int], list[Episode]]:
+) -> Iterator[Callable[[AgentState, int], list[Episode]]]:
     """Of a state at an epoch: in one program if the environment is written in JAX."""
     count = min(config.evaluation_environments, max(1, config.evaluation_steps))
     common: dict[str, Any] = {
@@ -362,17 +366,24 @@ def _evaluation(
         "max_episode_steps": config.max_episode_steps,
         "should_stop": should_stop,
     }
+    made: list[Environment] = []
     if not config.evaluation_steps:
-        return lambda state, epoch: []
+        yield lambda state, epoch: []
+        return
     if env is None and has_native(config.env_id) and config.loop != "host":
         native = make_native(config.env_id)
         _require_same_game(spec, native.spec)
         play = native_evaluation(agent, native, count=count, **common)
     else:
-        made = [env] if env else [make_environment(config.env_id, protocol=config.protocol) for _ in range(count)]
-        _require_same_game(spec, made[0].spec)
-        play = host_evaluation(agent, made, **common)
-    return lambda state, epoch: play(state, episode_seed(config.seed, epoch))
+        made = [] if env else [make_environment(config.env_id, protocol=config.protocol) for _ in range(count)]
+        played = [env] if env else made
+        _require_same_game(spec, played[0].spec)
+        play = host_evaluation(agent, played, **common)
+    try:
+        yield lambda state, epoch: play(state, episode_seed(config.seed, epoch))
+    finally:
+        for own in made:
+            own.close()
 
 
 def _require_same_game(spec: EnvSpec, other: EnvSpec) -> None:
@@ -426,9 +437,9 @@ def _seconds_per_update(config: Config, seconds: float) -> float:
         return each
     steps = min(config.evaluation_steps, 200)
     brief = config.replace(evaluation_steps=steps, max_episode_steps=steps)
-    evaluate = _evaluation(brief, agent, spec, None, lambda: False)
-    taken = timing.time_calls(lambda: evaluate(state, 0), seconds / 2, least=2).median
-    a_step = taken / sum(episode.length for episode in evaluate(state, 0))
+    with _evaluation(brief, agent, spec, None, lambda: False) as evaluate:
+        taken = timing.time_calls(lambda: evaluate(state, 0), seconds / 2, least=2).median
+        a_step = taken / sum(episode.length for episode in evaluate(state, 0))
     return each + a_step * config.evaluation_steps / config.epoch_updates
 
 
@@ -462,9 +473,9 @@ def _shorter(config: Config) -> str:
     return f"; --preset {names[0]} is a short one." if names else "."
 
 
-def _begin_summaries(config: Config, folders: list[Path], spec: EnvSpec) -> Callable[[], None]:
+def _begin_summaries(config: Config, folders: list[Path], spec: EnvSpec, **more: Any) -> Callable[[], None]:
     """Say in each folder what runs there; the function returned says that it is done."""
-    about = {**record.provenance(), "label": config.label, "env_id": spec.id, "protocol": spec.protocol}
+    about = {**record.provenance(), "label": config.label, "env_id": spec.id, "protocol": spec.protocol, **more}
     summaries = [
         {**about, "seed": config.seed + index, "trained_with": _relative(folders, folder)}
         for index, folder in enumerate(folders)
