@@ -300,7 +300,7 @@ class Config:
 
     # -- running ---------------------------------------------------------------------------------------------
     loop: Literal["auto", "host", "compiled"] = "auto"
-    """compiled: environment and learning in one program, if the environment is written in JAX; auto: then."""
+    """compiled: environment and learning (cql: evaluation) in one program, if it is written in JAX; auto: then."""
     epoch_steps: int = 5_000
     """An epoch ends after this many steps, in the host loop with the episode; its score is its mean return."""
     log_period_steps: int = 1_000

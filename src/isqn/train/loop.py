@@ -1,4 +1,4 @@
-"""What the host loop and the compiled loop share."""
+"""What the loops share."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Diverged(UserError):
 
 
 class Epoch(NamedTuple):
-    """A result: the returns of the training episodes of an epoch."""
+    """A result: the returns of the episodes of an epoch, of training or, offline, of its evaluation."""
 
     epoch: int
     step: int
@@ -74,7 +74,7 @@ def with_held_out(batch: Transition, held_out: Transition) -> Transition:
 
 
 def save_best(run_dir: Path, state: Any, result: Epoch) -> None:
-    """The agent of the best epoch so far, by mean training return."""
+    """The agent of the best epoch so far, by mean return."""
     require_finite((state.params, state.policy), run_dir, result.step)
     name = f"best-{result.step:012d}"
     manifest = {"criterion": "mean return of an epoch", **result._asdict(), "mean_return": result.mean_return}

@@ -43,8 +43,6 @@ def make_agent(config: Config, spec: EnvSpec) -> Agent:
 
 
 def uses_compiled_loop(config: Config) -> bool:
-    if config.is_offline:
-        return False
     native = has_native(config.env_id)
     if config.loop == "compiled" and not native:
         raise UserError(
@@ -56,7 +54,7 @@ def uses_compiled_loop(config: Config) -> bool:
             f"--num-seeds {config.num_seeds} needs the compiled loop, for environments written in JAX; "
             f"train the seeds of {config.env_id} one by one with --seed."
         )
-    return native and config.loop != "host" and not config.record_dataset
+    return native and config.loop != "host" and not (config.record_dataset or config.is_offline)
 
 
 def compresses(config: Config, spec: EnvSpec) -> bool:
