@@ -380,8 +380,6 @@ def convert(argv: list[str]) -> int:
     _require_seed(args.seed)
     if not args.source.is_dir():
         raise UserError(f"{args.source} is not a folder{nearest_path(args.source) or '; give that of a dataset.'}")
-    if args.out.resolve().is_relative_to(args.source.resolve()):
-        raise UserError(f"{args.out} lies in {args.source}; give --out another folder.")
     if args.to == "minari":
         to_minari(args.source, args.out)
         return _inspected(args.source, True, args.quiet, args.out)

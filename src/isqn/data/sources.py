@@ -279,7 +279,7 @@ def minari(folder: Path, spec: EnvSpec, to_frame: Callable[[Any], Array]) -> Sou
 
     policy = str(storage.metadata.get("algorithm_name", "not said"))
     part = Part("episodes", 0, int(storage.total_steps), pieces)
-    return Source("minari", policy, [part], identity(folder.rglob("*")))
+    return Source("minari", policy, [part], identity(_minari_data(folder).iterdir()))
 
 
 def minari_env_id(folder: Path) -> str | None:
@@ -298,9 +298,8 @@ def minari_storage() -> Any:
 
 
 def _read_minari(folder: Path) -> Any:
-    data = (folder / "data" if (folder / "data").is_dir() else folder).resolve()  # Minari takes no other
     try:
-        return minari_storage().read(data)
+        return minari_storage().read(_minari_data(folder))
     except UserError:
         raise
     except ImportError as error:
@@ -309,6 +308,10 @@ def _read_minari(folder: Path) -> Any:
         raise UserError(
             f"{folder} cannot be read as a dataset of Minari: its metadata.json or data are damaged."
         ) from error
+
+
+def _minari_data(folder: Path) -> Path:
+    return (folder / "data" if (folder / "data").is_dir() else folder).resolve()  # Minari takes no other
 
 
 # -- our own
