@@ -179,6 +179,17 @@ def test_damaged_files_are_refused(damage, sentence, folder):
         Dataset.open(folder)
 
 
+def test_frames_that_are_not_compressed_are_checked_when_a_dataset_is_opened(tmp_path):
+    written(tmp_path, make_spec((3,), "float32"), [(20, "terminated")])
+    (shard,) = tmp_path.glob("rows-*")
+    content = bytearray(shard.read_bytes())
+    length = int.from_bytes(content[:8], "little")
+    content[8 + length + json.loads(content[8 : 8 + length])["frames"]["data_offsets"][0]] ^= 1
+    shard.write_bytes(content)
+    with pytest.raises(UserError, match="the checksum of its columns differs"):
+        Dataset.open(tmp_path)
+
+
 @pytest.mark.parametrize("content", ["", "{}", "[]", "null", '{"format": 1, "index_sha256": "0"}'])
 def test_a_damaged_index_is_one_sentence(content, folder):
     (folder / INDEX).write_text(content)
@@ -235,6 +246,28 @@ def test_the_first_of_each_part(tmp_path):
         np.testing.assert_array_equal(column, of_all.reshape(10, 30, *of_all.shape[1:])[:, :3].reshape(column.shape))
     index = read_index(tmp_path / "part")
     assert (index["subset"], index["fraction"], index["num_checkpoints"]) == ("first", 0.1, 10)
+
+
+@pytest.mark.parametrize("stack", [1, 3])
+def test_parts_may_begin_and_end_inside_an_episode(stack, tmp_path):
+    """All steps once, with the stacks that they had."""
+    spec = make_spec(stack=stack)
+    written(tmp_path / "all", spec, [(50, "terminated"), (7, "truncated"), (30, "terminated")])
+    source, whole = own(tmp_path / "all", 9), Dataset.open(tmp_path / "all")
+    assert [sum(piece.num_transitions for piece in part.pieces()) for part in source.parts] == [
+        part.size for part in source.parts
+    ]
+    writer = Writer(tmp_path / "again", spec, About("somebody"))
+    for part in source.parts:
+        for piece in part.pieces():
+            writer.extend(piece)
+    writer.save()
+    again = Dataset.open(tmp_path / "again")
+    mine, theirs = (d.rows.gather(d.rows.valid_starts()) for d in (again, whole))
+    for column, of_all in zip(mine[:5], theirs[:5], strict=True):
+        np.testing.assert_array_equal(column, of_all)
+    with pytest.raises(UserError, match=r"--checkpoints is 88; \S+ has 87 transitions, and each part needs one\."):
+        own(tmp_path / "all", 88)
 
 
 def test_random_episodes_are_whole_and_depend_on_the_seed():
@@ -313,7 +346,7 @@ def test_parts_of_which_nothing_is_taken(tmp_path):
     source = own(tmp_path / "all", 6)
     convert(source, spec, tmp_path / "some", subset="random-episodes", fraction=0.4, seed=3)
     assert 0 < len([*Dataset.open(tmp_path / "some").pieces()]) < 6
-    with pytest.raises(UserError, match=r"Nothing is left of the source; take a larger fraction than 0\.01"):
+    with pytest.raises(UserError, match=r"no transition in what was asked for; take a larger fraction than 0\.01\."):
         convert(source, spec, tmp_path / "none", subset="first", fraction=0.01)
 
 

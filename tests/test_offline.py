@@ -241,6 +241,9 @@ def test_a_study_logs_its_datasets(seeds, tmp_path):
     def changed(**datasets) -> Study:
         return replace(asked, datasets=asked.datasets | datasets)
 
+    for outside in ("/data/{seed}", "../data", "data/{sede}"):
+        with pytest.raises(UserError, match="it must be a path inside the study's folder, where"):
+            replace(asked, tasks=({"env_id": "isqn/Chain-v0", "dataset": outside},))
     assert len(drive.datasets_to_log(asked, tmp_path / "out", 1)) == (2 if seeds == "one for each" else 1)
     assert trained(asked) == (2, 2, [])
     made = [read_index(path.parent) for path in sorted((tmp_path / "out" / "data").glob("*/index.json"))]
@@ -271,6 +274,8 @@ def test_batches_do_not_depend_on_when_they_are_drawn():
 
 def test_a_run_does_not_overwrite_what_it_learns_from(logged, tmp_path):
     shutil.copytree(logged, tmp_path / "run")
+    with pytest.raises(UserError, match=r"lies in .*dataset, which is learned from; choose another --run-dir\."):
+        run.start(small(tmp_path / "run" / "dataset"), tmp_path / "run" / "dataset" / "run", quiet=True)
     with pytest.raises(UserError, match=r"lies in .*run, which is to be overwritten; choose another --run-dir\."):
         run.start(small(tmp_path / "run" / "dataset"), tmp_path / "run", overwrite=True, quiet=True)
     assert Dataset.open(tmp_path / "run" / "dataset").num_transitions

@@ -119,7 +119,7 @@ def test_a_ring_that_is_not_full_ends_where_it_was_last_written(tmp_path):
     assert greys(pieces) == [[1, 2, 3, 3], [4, 5]]
     assert pieces[-1].ends.tolist() == [INSIDE, TRUNCATED]
     pack(tmp_path / "add_count_ckpt.0.gz", np.array(-1))
-    with pytest.raises(UserError, match=r"add_count_ckpt\.0\.gz is damaged: it says -1"):
+    with pytest.raises(UserError, match=r"add_count_ckpt\.0\.gz is damaged: it holds -1, and not a number"):
         read(tmp_path)
 
 
@@ -177,6 +177,23 @@ def test_wrong_columns_are_one_sentence(name, change, sentence, tmp_path):
     with pytest.raises(UserError) as refused:
         read(tmp_path)
     assert sentence in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "column", "sentence"),
+    [
+        ("action", np.full(6, 2.7, np.float32), "action_ckpt.0.gz holds float32; actions are whole numbers."),
+        ("terminal", np.full(6, 7, np.uint8), "terminal_ckpt.0.gz has 7 to 7; 0 or 1 belong there."),
+        ("reward", np.full(6, np.nan, np.float32), "dqn-replay, checkpoint 0: some rewards are not finite numbers."),
+    ],
+)
+def test_values_that_mean_nothing_are_refused(name, column, sentence, tmp_path):
+    log(tmp_path / "log", 0, SMALL, [(3, True)])
+    pack(tmp_path / "log" / f"$store$_{name}_ckpt.0.gz", column)
+    with pytest.raises(UserError) as refused:
+        convert(sources.dopamine(tmp_path / "log", SMALL), SMALL, tmp_path / "out")
+    assert str(refused.value).endswith(sentence)
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_cut_file_is_named_with_the_place(tmp_path):
@@ -405,7 +422,9 @@ def test_there_and_back_by_minari(tmp_path):
     source, spec = find_source(tmp_path / "Pong" / "1", None, 1, 1)
     assert (source.kind, spec.id, spec.num_actions) == ("dqn-replay", "ALE/Pong-v5", 6)
     convert(source, spec, tmp_path / "ours")
-    to_minari(tmp_path / "ours", tmp_path / "theirs")
+    assert to_minari(tmp_path / "ours", tmp_path / "theirs")
+    assert not to_minari(tmp_path / "ours", tmp_path / "theirs")  # all is there
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["Pong", "ours", "theirs"]
     source, spec = find_source(tmp_path / "theirs", None, 1, 1)
     assert (source.kind, spec.id) == ("minari", "ALE/Pong-v5")
     convert(source, spec, tmp_path / "again")
@@ -422,10 +441,21 @@ def test_damaged_metadata_of_minari(tmp_path):
         find_source(tmp_path, None, 1, 1)
 
 
+def test_damaged_data_of_minari(tmp_path):
+    log(tmp_path / "Pong" / "1", 0, SPEC, [(3, True)])
+    convert(sources.dopamine(tmp_path / "Pong" / "1", SPEC), SPEC, tmp_path / "ours")
+    to_minari(tmp_path / "ours", tmp_path / "theirs")
+    (file,) = (tmp_path / "theirs" / "data").glob("*.hdf5")
+    file.write_bytes(file.read_bytes()[:2_000])
+    with pytest.raises(UserError, match="theirs is damaged: episode 0 cannot be read"):
+        convert(*find_source(tmp_path / "theirs", "ALE/Pong-v5", 1, 1), tmp_path / "again")
+
+
 def test_a_folder_of_something_else(tmp_path):
     with pytest.raises(UserError, match="is nothing that can be converted; known are a dataset of this package"):
         find_source(tmp_path, None, 1, 1)
     log(tmp_path / "games", 0, SPEC, [(3, True)])
     with pytest.raises(UserError, match="does not say what was played; name it by --env-id"):
         find_source(tmp_path / "games", None, 1, 1)
-    assert find_source(tmp_path / "games", "ALE/Breakout-v5", 1, 1)[1].num_actions == 4
+    for named in ("ALE/Breakout-v5", "Breakout"):
+        assert find_source(tmp_path / "games", named, 1, 1)[1].num_actions == 4

@@ -352,7 +352,7 @@ class Convert:
     to: Literal["isqn", "minari"] = "isqn"
     """minari: from a dataset of this package."""
     env_id: str | None = None
-    """What was played. By default what the source says, or the name of a game in its path."""
+    """What was played. By default what the source says, or a game that its path names, such as .../Pong/1."""
     run: int = 1
     """Of RL Unplugged: files of this run."""
     subset: Literal["all", "first", "random-episodes"] = "all"
@@ -372,6 +372,7 @@ def convert(argv: list[str]) -> int:
     from isqn.data.convert import convert as write
     from isqn.data.convert import require_part, to_minari
     from isqn.train.progress import Progress
+    from isqn.train.run import stop_on_signals
     from isqn.train.source import find_source
 
     require_part(args.subset, args.fraction, args.checkpoints, "--")
@@ -381,20 +382,21 @@ def convert(argv: list[str]) -> int:
     if not args.source.is_dir():
         raise UserError(f"{args.source} is not a folder{nearest_path(args.source) or '; give that of a dataset.'}")
     if args.to == "minari":
-        to_minari(args.source, args.out)
-        return _inspected(args.source, True, args.quiet, args.out)
+        return _inspected(args.source, to_minari(args.source, args.out), args.quiet, args.out)
     source, spec = find_source(args.source, args.env_id, args.run, args.checkpoints if args.subset == "first" else 1)
     total = sum(part.size for part in source.parts)
     progress = Progress(round(total * args.fraction), enabled=not args.quiet)
-    went_on = write(
-        source,
-        spec,
-        args.out,
-        subset=args.subset,
-        fraction=args.fraction,
-        seed=args.seed,
-        report=lambda transitions: progress.show(transitions, None, None),
-    )
+    with stop_on_signals() as should_stop:
+        went_on = write(
+            source,
+            spec,
+            args.out,
+            subset=args.subset,
+            fraction=args.fraction,
+            seed=args.seed,
+            should_stop=should_stop,
+            report=lambda transitions: progress.show(transitions, None, None),
+        )
     return _inspected(args.out, went_on, args.quiet)
 
 
@@ -436,14 +438,15 @@ def inspect_dataset(argv: list[str]) -> int:
 
 def _inspected(folder: Path, made: bool, quiet: bool, written: Path | None = None) -> int:
     """What a command has made, and where."""
-    if not quiet:
-        from isqn.data.dataset import Dataset
-        from isqn.data.inspect import examine
+    if quiet:
+        return 0
+    from isqn.data.dataset import Dataset
+    from isqn.data.inspect import examine
 
-        if not made:
-            say(f"{folder} was complete; nothing to do.")
-        for line in _described(examine(Dataset.open(folder))):
-            say(line)
+    if not made:
+        say(f"{written or folder} was complete; nothing to do.")
+    for line in _described(examine(Dataset.open(folder))):
+        say(line)
     print(written or folder)
     return 0
 
@@ -875,7 +878,7 @@ def _listing(what: str) -> list[dict[str, str]]:
 
 
 def _number(count: int, one: str, many: str) -> str:
-    return f"{count} {one if count == 1 else many}"
+    return f"{count:,} {one if count == 1 else many}"
 
 
 def _later(agent: str) -> str:
@@ -964,6 +967,7 @@ def _help(text: str) -> str:
     """tyro's, plain, without the words of its types for what may be left out; as wide as it was."""
     text = re.sub(r"\{None\}\|(\w+)", rf"\1{' ' * len('{None}|')}", text)
     text = re.sub(r"\{None,([^}]+)\}", rf"{{\1}}{' ' * len('None,')}", text)
+    text = re.sub(r" +\]", "]", text)  # in the line of usage nothing is below
     lines = [line.rstrip() for line in text.splitlines()]
     return "\n".join([*lines, "--debug, with any command, shows the traceback of an error."])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,9 +12,9 @@ import numpy as np
 
 from isqn.data.dataset import About, Dataset, Piece, Writer, require_place
 from isqn.data.sample import CONTEXT, INSIDE, TERMINATED, TRUNCATED
-from isqn.data.sources import Part, Source, minari_storage
+from isqn.data.sources import Part, Source, minari_digest, minari_storage
 from isqn.keys import host_generator
-from isqn.types import EnvSpec, UserError
+from isqn.types import EnvSpec, Interrupted, UserError
 
 SUBSETS = ("all", "first", "random-episodes")
 
@@ -40,6 +41,7 @@ def convert(
     subset: str = "all",
     fraction: float = 1.0,
     seed: int = 0,
+    should_stop: Callable[[], bool] = lambda: False,
     report: Callable[[int], None] = lambda transitions: None,
 ) -> bool:
     """Writes part by part; what a kill leaves is whole up to the last part, and the same call goes on from there.
@@ -56,13 +58,18 @@ def convert(
         if part.name in done:
             continue
         for piece in ahead(chosen(part, subset, fraction, seed)):
+            if should_stop():
+                raise Interrupted(f"stopped after {len(done)} of {len(source.parts)} parts; the same command goes on")
+            if not np.isfinite(piece.rewards).all():
+                raise UserError(f"{source.kind}, {part.name}: some rewards are not finite numbers.")
             writer.extend(piece)
             transitions += piece.num_transitions
             report(transitions)
         done.append(part.name)
         complete = len(done) == len(source.parts)
         if complete and not writer.total:
-            raise UserError(f"Nothing is left of the source; take a larger fraction than {fraction:g}.")
+            hint = f"; take a larger fraction than {fraction:g}" if subset != "all" else ""
+            raise UserError(f"There is no transition in what was asked for{hint}.")
         writer.save(tidy=True, identity=source.identity, done=done, transitions=transitions, complete=complete)
     return True
 
@@ -103,14 +110,17 @@ def first_steps(piece: Piece, most: int) -> Piece:
     return cut
 
 
-def to_minari(folder: Path, out: Path) -> None:
-    """A dataset as one of Minari's: frames as they are, an episode for each."""
+def to_minari(folder: Path, out: Path) -> bool:
+    """A dataset as one of Minari's: frames as they are, an episode for each. False if all was there."""
     dataset, storage_kind = Dataset.open(folder), minari_storage()
+    dataset.require_complete()
     from gymnasium import spaces
     from minari.data_collector import EpisodeBuffer
 
     require_place(out)
     if out.exists() and any(out.iterdir()):
+        if minari_digest(out) == dataset.digest:
+            return False
         raise UserError(f"{out} is not empty; give --out another folder.")
     spec = dataset.spec
     dtype: Any = np.dtype(spec.frame_dtype)
@@ -124,8 +134,10 @@ def to_minari(folder: Path, out: Path) -> None:
         kind: Any = np.dtype(spec.action_type)
         least, most = (np.array(bound, kind).reshape(spec.action_box) for bound in (spec.action_low, spec.action_high))
         taken = spaces.Box(least, most, dtype=kind)
-    (out / "data").mkdir(parents=True)
-    storage = storage_kind.new((out / "data").resolve(), seen, taken, jpeg_encoding=False)
+    aside = out.with_name(f".{out.name}.writing")  # what a kill leaves there is removed by the next call
+    shutil.rmtree(aside, ignore_errors=True)
+    (aside / "data").mkdir(parents=True)
+    storage = storage_kind.new((aside / "data").resolve(), seen, taken, jpeg_encoding=False)
 
     def episodes() -> Iterator[Any]:
         for number, piece in enumerate(piece for piece in dataset.pieces() if piece.num_transitions):
@@ -144,4 +156,7 @@ def to_minari(folder: Path, out: Path) -> None:
 
     storage.update_episodes(episodes())
     name = f"{spec.id.partition('-v')[0].replace('/', '-').lower()}/{folder.resolve().name}-v0"  # Minari's way
-    storage.update_metadata({"dataset_id": name, "algorithm_name": dataset.index["policy"], "isqn_env_id": spec.id})
+    own = {"isqn_env_id": spec.id, "isqn_digest": dataset.digest}
+    storage.update_metadata({"dataset_id": name, "algorithm_name": dataset.index["policy"], **own})
+    aside.replace(out)
+    return True

@@ -21,13 +21,14 @@ from numpy.typing import NDArray
 
 from isqn.data.files import DamagedFile, Description, read_file, replace_text, sync, write_file
 from isqn.data.frames import BLOCK_ROWS, Layout, StoredFrames, make_frames, map_arrays
-from isqn.data.sample import COLUMNS, ENDED, INSIDE, TERMINATED, TRUNCATED, Rows, action_dtype
+from isqn.data.sample import COLUMNS, CONTEXT, ENDED, INSIDE, TERMINATED, TRUNCATED, Rows, action_dtype
 from isqn.types import EnvSpec, Transition, UserError
 
 Array = NDArray[Any]
 
 FORMAT = 1
 INDEX = "index.json"
+MINARI = ("metadata.json", "data/metadata.json")
 SHARD_ROWS, SHARD_BYTES = 2**16, 2**29  # at most; a shard is in memory while it is written
 ZSTD_LEVEL = 3
 
@@ -159,7 +160,11 @@ class Writer:
         index = read_index(self.folder)
         mine = {**asdict(self.about), "spec": self.described_spec, **same}
         if any(index.get(name) != value for name, value in mine.items()):
-            raise UserError(f"{self.folder} holds another dataset; give --out another folder, or delete it.")
+            other = ", ".join(name for name, value in mine.items() if index.get(name) != value)
+            raise UserError(
+                f"{self.folder} holds another dataset, which differs in {other}; give --out another folder, or delete "
+                "it."
+            )
         try:
             self.restore(index)
         except DamagedFile as error:
@@ -248,13 +253,24 @@ class Dataset:
         return self.rows.sample(batch_size, generator)
 
     def pieces(self, since: int = 0, until: int | None = None) -> Iterator[Piece]:
-        """Every episode that begins in these rows, from the first to the last."""
+        """The steps that start in these rows, episode by episode. What lies before them is context."""
+        until = self.rows.total if until is None else until
         for first, last in zip(*map(np.ndarray.tolist, self.episodes()), strict=True):
-            if first < since or (until is not None and first >= until):
+            start, end = (
+                max(first, since),
+                min(last, until),
+            )  # the row of the first step, and that which the last leads to
+            if not (self.rows.ends[start:end] == INSIDE).any():
                 continue
-            here = slice(first, last + 1)
-            rows = self.rows
-            yield Piece(self.frames(first, last + 1), rows.actions[here], rows.rewards[here], rows.ends[here])
+            here = slice(max(first, start - self.spec.frame_stack + 1), end + 1)
+            columns = (self.rows.actions, self.rows.rewards, self.rows.ends)
+            piece = Piece(self.frames(here.start, here.stop), *(column[here].copy() for column in columns))
+            piece.ends[: start - here.start] = CONTEXT
+            if end < last:
+                piece.ends[-1] = TRUNCATED
+            for column in (piece.actions, piece.rewards):
+                column[piece.ends != INSIDE] = 0
+            yield piece
 
     def frames(self, first: int, end: int) -> Array:
         """Those of some rows."""
@@ -295,6 +311,8 @@ def read_index(folder: Path) -> Description:
             hint = f"it is a run, whose dataset is {folder / 'dataset'}."
         elif (folder / "config.toml").is_file():
             hint = f"it is a run, of which `isqn data collect {folder} -o DIR` makes one."
+        elif any((folder / name).is_file() for name in MINARI):
+            hint = f"it is one of Minari, of which `isqn data convert {folder} -o DIR` makes one."
         raise UserError(f"{folder} is not a dataset: {what}; {hint}")
     try:
         index = json.loads(path.read_text())
@@ -333,10 +351,10 @@ def _open_shard(path: Path, file: Description) -> dict[str, Array]:
 
 
 def _columns_crc(arrays: dict[str, Array]) -> int:
+    """Of all but frames that are compressed, whose blocks have checksums of their own."""
     checksum = 0
-    for name in (*COLUMNS, "block_ends", "open_frames"):
-        if name in arrays:
-            checksum = crc32(arrays[name].tobytes(), checksum)
+    for name in (*COLUMNS, *(("block_ends", "open_frames") if "block_ends" in arrays else ("frames",))):
+        checksum = crc32(np.ascontiguousarray(arrays[name]).data.cast("B") if arrays[name].size else b"", checksum)
     return checksum
 
 

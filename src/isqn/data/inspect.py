@@ -86,6 +86,8 @@ def _frozen_share(dataset: Dataset) -> float:
 
 def strip(dataset: Dataset, path: Path, count: int = 8, side: int = 160) -> None:
     """Some frames of one episode side by side, as PNG."""
+    if path.suffix.lower() != ".png":
+        raise UserError(f"--strip is {path}; it must end with .png.")
     if not dataset.spec.is_image:
         raise UserError(f"{dataset.spec.id} observes no images; leave out --strip.")
     try:

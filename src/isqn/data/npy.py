@@ -69,7 +69,7 @@ class NpyStream:
             size -= len(part)
             self._offset += len(part)
         if size:
-            raise EOFError(f"it ends {size:,} bytes before its header says")
+            raise EOFError(f"it ends {size:,} bytes too early")
         return b"".join(parts)
 
     @contextmanager

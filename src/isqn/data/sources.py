@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from isqn.data.dataset import Dataset, Piece
+from isqn.data.dataset import MINARI, Dataset, Piece
 from isqn.data.npy import NpyStream, read_column
 from isqn.data.sample import CONTEXT, INSIDE, TERMINATED, TRUNCATED
 from isqn.data.tfrecord import Example, read_examples
@@ -106,6 +106,10 @@ def _log_pieces(files: dict[str, Path], spec: EnvSpec) -> Iterator[Piece]:
     for name, column in (("action", actions), ("reward", rewards), ("terminal", terminals)):
         if len(column) != size:
             raise UserError(f"{files[name]} has {len(column):,} rows and {stream.path.name} {size:,}.")
+    if actions.dtype.kind not in "iu":
+        raise UserError(f"{files['action']} holds {actions.dtype}; actions are whole numbers.")
+    if not np.isin(terminals, (0, 1)).all():
+        raise UserError(f"{files['terminal']} has {terminals.min()} to {terminals.max()}; 0 or 1 belong there.")
     if size and not (actions.min() >= 0 and actions.max() < spec.num_actions):
         raise UserError(
             f"{files['action']} has actions from {actions.min()} to {actions.max()}; {spec.id} has {spec.num_actions}."
@@ -162,10 +166,10 @@ def _scalar(path: Path) -> int:
     """Of an array without axes."""
     try:
         with gzip.open(path, "rb") as file:
-            number = int(np.load(io.BytesIO(file.read(4_096))))  # numpy refuses pickles by itself
-        if number < 0:
-            raise ValueError(f"it says {number}")
-        return number
+            found = np.load(io.BytesIO(file.read(4_096)))  # numpy refuses pickles by itself
+        if found.shape or found.dtype.kind not in "iu" or found < 0:
+            raise ValueError(f"it holds {found.tolist()}, and not a number of rows")
+        return int(found)
     except Exception as error:
         raise UserError(f"{path} is damaged: {error}.") from error
 
@@ -256,7 +260,10 @@ def minari(folder: Path, spec: EnvSpec, to_frame: Callable[[Any], Array]) -> Sou
 
     def pieces() -> Iterator[Piece]:
         for number in range(total):
-            (episode,) = storage.get_episodes([number])
+            try:
+                (episode,) = storage.get_episodes([number])
+            except Exception as error:  # whatever a damaged file leads to
+                raise UserError(f"{folder} is damaged: episode {number} cannot be read ({error}).") from error
             taken = np.asarray(episode["actions"])
             frames = np.stack([to_frame(obs) for obs in episode["observations"]])
             if len(frames) != len(taken) + 1 or len(taken) != len(episode["rewards"]):
@@ -289,6 +296,13 @@ def minari_env_id(folder: Path) -> str | None:
     return str(json.loads(described)["id"]) if described else metadata.get("isqn_env_id")
 
 
+def minari_digest(folder: Path) -> str | None:
+    """Of the dataset of this package that it was written from."""
+    if not any((folder / name).is_file() for name in MINARI):
+        return None
+    return _read_minari(folder).metadata.get("isqn_digest")
+
+
 def minari_storage() -> Any:
     try:
         from minari.dataset.minari_storage import MinariStorage
@@ -318,9 +332,14 @@ def _minari_data(folder: Path) -> Path:
 
 
 def own(folder: Path, num_checkpoints: int) -> Source:
-    """Episodes by where they begin, in parts of as many rows."""
+    """In parts of as many rows."""
     dataset = Dataset.open(folder)
     dataset.require_complete()
+    if num_checkpoints > dataset.num_transitions:
+        raise UserError(
+            f"--checkpoints is {num_checkpoints:,}; {folder} has {dataset.num_transitions:,} transitions, and each "
+            "part needs one."
+        )
     bounds = np.linspace(0, dataset.rows.total, num_checkpoints + 1).astype(int)
 
     def part(number: int) -> Part:

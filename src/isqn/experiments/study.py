@@ -182,6 +182,12 @@ class Study:
         for cell in self.cells:
             if cell.config.is_offline and not cell.config.dataset:
                 raise UserError(f"{where}: {cell.task} has no dataset; give its folder, inside that of the study.")
+            place = Path(cell.config.dataset.replace("{seed}", "0"))
+            if place.is_absolute() or ".." in place.parts or "{" in str(place):
+                raise UserError(
+                    f"{where}: dataset is {cell.config.dataset!r}; it must be a path inside the study's folder, where "
+                    "{seed} stands for the seed."
+                )
         for one, same in zip(itertools.cycle(first), self.cells, strict=False):
             if one.place != same.place:
                 raise UserError(

@@ -128,6 +128,8 @@ def start(config: Config, run_dir: Path | None = None, *, overwrite: bool = Fals
     require_possible(config, specification(config), compiled_loop=uses_compiled_loop(config))
     for folder in folders:
         record.require_free(folder, overwrite)
+        if config.dataset and folder.resolve().is_relative_to(Path(config.dataset).resolve()):
+            raise UserError(f"{folder} lies in {config.dataset}, which is learned from; choose another --run-dir.")
         if config.dataset and Path(config.dataset).resolve().is_relative_to(folder.resolve()):
             raise UserError(f"{config.dataset} lies in {folder}, which is to be overwritten; choose another --run-dir.")
     with record.hold(folders):
@@ -492,6 +494,8 @@ def _begin_summaries(config: Config, folders: list[Path], spec: EnvSpec, **more:
 def _epoch_line(config: Config, epochs: list[Epoch]) -> str:
     returns = ", ".join(f"{epoch.mean_return:.2f}" for epoch in epochs)
     games = count(sum(len(epoch.returns) for epoch in epochs), "episode")
+    if config.is_offline and not config.evaluation_steps:
+        return f"epoch {epochs[0].epoch}/{config.num_epochs - 1}, {memory_mb():,.0f} MB"
     if config.is_offline:  # counted from the one before the first update
         return f"epoch {epochs[0].epoch}/{config.num_epochs - 1}: return {returns} ({games}), {memory_mb():,.0f} MB"
     return f"epoch {epochs[0].epoch + 1}/{config.num_epochs}: return {returns} ({games}), {memory_mb():,.0f} MB"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from isqn.data import sources
-from isqn.data.dataset import INDEX, read_index, spec_of
+from isqn.data.dataset import INDEX, MINARI, read_index, spec_of
 from isqn.envs import atari
 from isqn.envs.adapter import full_id, make_environment
 from isqn.types import EnvSpec, UserError
@@ -34,17 +34,20 @@ def find_source(folder: Path, env_id: str | None, run: int, checkpoints: int) ->
         if not source.parts:
             raise UserError(f"{folder} has no file of --run {run}.")
         return source, spec
-    if any((folder / name).is_file() for name in ("metadata.json", "data/metadata.json")):
+    if any((folder / name).is_file() for name in MINARI):
         env = make_environment(env_id or sources.minari_env_id(folder) or _no_environment(folder))
+        env.close()
         return sources.minari(folder, env.spec, env.to_frame), env.spec
+    if (folder / "dataset" / INDEX).is_file():
+        raise UserError(f"{folder} is a run, whose dataset is {folder / 'dataset'}.")
     raise UserError(f"{folder} is nothing that can be converted; known are {KINDS}.")
 
 
 def _atari(folder: Path, env_id: str | None) -> EnvSpec:
-    """Of the game that is named, or stands in the path."""
+    """Of the game that is named, or stands in the path, such as Pong."""
     games = {name.removeprefix("ALE/").removesuffix("-v5"): name for name in atari.games()}
     named = [games[part] for part in reversed(folder.resolve().parts) if part in games]
-    env = make_environment(env_id or (named[0] if named else _no_environment(folder)))
+    env = make_environment(games.get(env_id or "", env_id) or (named[0] if named else _no_environment(folder)))
     env.close()
     return env.spec
 
