@@ -141,8 +141,10 @@ def test_two_at_once(tmp_path, undisturbed):
     """The second refuses, and harms nothing."""
     first = start(tmp_path)
     wait_for(lambda: workers_of(tmp_path / "out"))
+    first.send_signal(signal.SIGSTOP)  # so that it is not done before the second begins, however slow that is
     second = start(tmp_path)
     _, errors = second.communicate()
+    first.send_signal(signal.SIGCONT)
     assert second.returncode == 1
     assert errors.splitlines()[-1] == f"isqn: {tmp_path / 'out'} is being trained by another process."
     first.communicate()

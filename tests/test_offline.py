@@ -371,7 +371,7 @@ def test_from_playing_to_learning_offline(tmp_path, monkeypatch, capsys):
     said = capsys.readouterr()
     assert (said.out, said.err.splitlines()[0]) == ("played\n", "played was complete; nothing to do.")
     assert main(["data", "collect", "runs/a", "-o", "played", "--steps", "101"]) == 1
-    assert "played holds another dataset; give --out another folder" in capsys.readouterr().err
+    assert "played holds another dataset, which differs in steps; give --out another folder" in capsys.readouterr().err
     assert main(["data", "inspect", "played", "--json", "--strip", "strip.png"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["transitions"] >= 100

@@ -42,7 +42,7 @@ def collect(
     state = state._replace(seed=jnp.asarray(seed, jnp.uint32))
     weights = sha256(b"".join(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(state.params))).hexdigest()
     asked = {"steps": steps, "epsilon": epsilon, "weights": weights}
-    left = writer.go_on(asked=asked)
+    left = writer.go_on(**asked)
     if left.get("complete"):
         return False
     step = saved = left.get("step", 0)
@@ -75,7 +75,7 @@ def collect(
         stopping = should_stop() and step < steps
         if step - saved >= SAVE_STEPS or step >= steps or stopping:
             saved = step
-            writer.save(tidy=True, asked=asked, step=step, episode=episode, complete=step >= steps)
+            writer.save(tidy=True, **asked, step=step, episode=episode, complete=step >= steps)
         if stopping:
             raise Interrupted(f"stopped at step {step:,}; the same command goes on")
     return True
