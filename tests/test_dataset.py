@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from isqn.data import dataset as module
 from isqn.data.convert import chosen, convert, first_steps, require_part
 from isqn.data.dataset import INDEX, About, Dataset, Piece, Writer, damaged_files, read_index
+from isqn.data.frames import Layout, RawFrames, StoredFrames
 from isqn.data.inspect import examine
 from isqn.data.replay import Replay
 from isqn.data.sample import CONTEXT, INSIDE, TERMINATED, TRUNCATED
@@ -91,6 +92,23 @@ def test_a_writer_goes_on_where_it_was_saved(frame, rows, tmp_path):
     assert stopped.save(tidy=True) == whole
     names = [sorted(path.name for path in (tmp_path / name).iterdir()) for name in ("whole", "stopped")]
     assert names[0] == names[1]
+
+
+@pytest.mark.parametrize("frame", FRAMES)
+def test_batches_are_the_same_from_memory_and_from_disk(frame, tmp_path, monkeypatch):
+    spec = make_spec(*frame, stack=3)
+    written(tmp_path, spec, [(40, "terminated"), (9, "truncated"), (30, "terminated")])
+    size = 82 * Layout.of(spec, 1).frame_bytes  # an episode of L steps has L + 1 rows
+    assert module.unpacked_bytes(spec, 82) == size
+    drawn = []
+    for most, kind in ((size, RawFrames), (size - 1, StoredFrames)):
+        monkeypatch.setattr(module, "UNPACKED_BYTES", most)
+        dataset = Dataset.open(tmp_path)
+        drawn.append([dataset.sample(20, np.random.default_rng(seed)) for seed in range(3)])
+        assert isinstance(dataset.rows.frames, kind)
+    for one, other in zip(*drawn, strict=True):
+        for mine, theirs in zip(one[:5], other[:5], strict=True):
+            np.testing.assert_array_equal(mine, theirs)
 
 
 def test_an_episode_that_goes_on_ends_with_the_file(tmp_path):

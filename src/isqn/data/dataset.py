@@ -2,7 +2,8 @@
 
 A folder holds `index.json` and shards of as many rows each, in safetensors: the columns `actions`, `rewards` and
 `ends`, and the frames, each once, those of images compressed as the replay's. Columns are read into memory, 6 bytes a
-row where actions are few; frames stay on disk until they are drawn, so that a dataset may be larger than memory.
+row where actions are few; frames stay on disk until they are drawn, so that a dataset may be larger than memory, or
+are unpacked into memory at the first draw if they are few.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import safetensors.numpy
 from numpy.typing import NDArray
 
 from isqn.data.files import DamagedFile, Description, read_file, replace_text, sync, write_file
-from isqn.data.frames import BLOCK_ROWS, Layout, StoredFrames, make_frames, map_arrays
+from isqn.data.frames import BLOCK_ROWS, Layout, RawFrames, StoredFrames, make_frames, map_arrays
 from isqn.data.sample import COLUMNS, CONTEXT, ENDED, INSIDE, TERMINATED, TRUNCATED, Rows, action_dtype
 from isqn.types import EnvSpec, Transition, UserError
 
@@ -30,6 +31,7 @@ FORMAT = 1
 INDEX = "index.json"
 MINARI = ("metadata.json", "data/metadata.json")
 SHARD_ROWS, SHARD_BYTES = 2**16, 2**29  # at most; a shard is in memory while it is written
+UNPACKED_BYTES = 2**28  # frames that take less are kept in memory as they are, once they are drawn from
 ZSTD_LEVEL = 3
 
 
@@ -250,6 +252,10 @@ class Dataset:
         return f"{self.num_transitions:,} transitions of {self.spec.id} by {self.index['policy']}{part}"
 
     def sample(self, batch_size: int, generator: np.random.Generator) -> Transition:
+        if isinstance(self.rows.frames, StoredFrames) and unpacked_bytes(self.spec, self.rows.total):
+            frames = RawFrames(Layout.of(self.spec, self.rows.total))
+            frames.extend(0, self._words(0, self.rows.total))
+            self.rows.frames = frames
         return self.rows.sample(batch_size, generator)
 
     def pieces(self, since: int = 0, until: int | None = None) -> Iterator[Piece]:
@@ -274,10 +280,13 @@ class Dataset:
 
     def frames(self, first: int, end: int) -> Array:
         """Those of some rows."""
+        return self._words(first, end).view(self.spec.frame_dtype).reshape(-1, *self.spec.frame_shape)
+
+    def _words(self, first: int, end: int) -> Array:
         layout = self.rows.layout
         window: Array = np.zeros((1, end - first, layout.words), layout.word)
         self.rows.frames.read(window, np.array([first]), np.array([first]), np.array([end - 1]))
-        return window[0].view(self.spec.frame_dtype).reshape(-1, *self.spec.frame_shape)
+        return window[0]
 
 
 def damaged_files(folder: Path) -> Iterator[str]:
@@ -323,6 +332,13 @@ def read_index(folder: Path) -> Description:
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise UserError(f"{path} is damaged: it is not what was written; make the dataset again.") from None
     return index
+
+
+def unpacked_bytes(spec: EnvSpec, rows: int) -> int:
+    """What frames take in memory while they are learned from; 0: they stay on disk. An update of a small network takes
+    less time than to unpack its batch."""
+    size = rows * Layout.of(spec, 1).frame_bytes
+    return size if size <= UNPACKED_BYTES else 0
 
 
 def shard_rows(spec: EnvSpec) -> int:

@@ -17,7 +17,7 @@ import numpy as np
 from isqn import agents
 from isqn.agents.q_learning import Agent, AgentState
 from isqn.analysis.probes import observed
-from isqn.data.dataset import INDEX, Dataset, read_index, spec_of
+from isqn.data.dataset import INDEX, Dataset, read_index, spec_of, unpacked_bytes
 from isqn.data.device_replay import DeviceReplay
 from isqn.data.files import DamagedFile, Description
 from isqn.data.replay import Memory, Replay, memory_needed
@@ -110,7 +110,8 @@ def replay_memory(config: Config, spec: EnvSpec) -> Memory:
     """Of all seeds that are trained at once."""
     if config.is_offline:
         rows = _index(config).get("rows", 0)
-        return Memory(columns=columns_bytes(spec, rows), frames=0, most_frames=0, compressed=False)
+        frames = unpacked_bytes(spec, rows)
+        return Memory(columns=columns_bytes(spec, rows), frames=frames, most_frames=frames, compressed=False)
     if not uses_compiled_loop(config):
         return memory_needed(config.seen(spec), config.replay_rows, compresses(config, spec))
     size = device_replay(config, spec).nbytes * config.num_seeds
@@ -151,7 +152,7 @@ def require_possible(config: Config, spec: EnvSpec, *, compiled_loop: bool) -> N
     require_memory(size, f"{what} {size / 1e9:,.1f} GB", f"Lower {flag('batch_size')}.")
     memory = replay_memory(config, spec)
     if config.is_offline:
-        needs = f"The columns of {config.dataset} take {memory.total / 1e9:.1f} GB in memory"
+        needs = f"{config.dataset} takes {memory.total / 1e9:.1f} GB in memory"
         require_memory(memory.total, needs, "Take a part of it by `isqn data convert --fraction`.")
         open_dataset(config)
         return
@@ -446,7 +447,8 @@ def _seconds_per_update(config: Config, seconds: float) -> float:
 def _memory_line(config: Config, spec: EnvSpec) -> str:
     memory = replay_memory(config, spec)
     if config.is_offline:
-        return f"{memory.total / 1e6:.3g} MB for its columns; frames stay on disk."
+        where = "and frames" if memory.frames else "; frames stay on disk"
+        return f"{memory.total / 1e6:.3g} MB for its columns {where}.".replace(" ;", ";")
     if not config.streams:
         return f"{memory}."
     kept = f"{memory} for the probes to look at" if config.analysis else "there is no replay"
