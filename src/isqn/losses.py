@@ -120,3 +120,12 @@ def make_loss(name: str, settings: object) -> PairLoss:
     keywords = [p for p in signature(loss).parameters.values() if p.kind is Parameter.KEYWORD_ONLY]
     wanted = [p.name for p in keywords if p.default is Parameter.empty]
     return partial(loss, **{field: getattr(settings, field) for field in wanted})
+
+
+# -- values of tokens: implicit language Q-learning (Snell et al. 2023)
+
+
+def expectile(value: Array, target: Array, level: float) -> Array:
+    """Kostrikov et al. 2022, eq. 5: what is above the value weighs `level`, what is below it the rest."""
+    error = target - value
+    return jnp.where(error >= 0, level, 1 - level) * error**2

@@ -1,5 +1,6 @@
 """Environments: `adapter` for the host loop, `native` for the compiled loop."""
 
-from isqn.envs.toy import register
+from isqn.envs import toy, wordle
 
-register()
+toy.register()
+wordle.register()

@@ -20,7 +20,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from isqn.envs import atari, classic, dmc, minatar, scores, toy
+from isqn.envs import atari, classic, dmc, minatar, scores, toy, wordle
 from isqn.types import EnvSpec, UserError
 
 
@@ -167,7 +167,6 @@ def _make_gymnasium(env_id: str | gym.Env, render: bool) -> tuple[gym.Env, str, 
         if full_id is None:
             raise _unknown(env_id)
         return minatar.MinAtarGame(full_id, render_mode=_mode(render)), full_id, minatar.PROTOCOL
-    toy.register()
     name = env_id
     if ":" in env_id:
         module, name = env_id.split(":", 1)
@@ -243,7 +242,7 @@ class Row(NamedTuple):
     """One line of `isqn list envs`."""
 
     id: str
-    kind: str  # toy, classic, MinAtar, Atari or dm_control
+    kind: str  # toy, words, classic, MinAtar, Atari or dm_control
     loops: tuple[str, ...]  # host: any; compiled: there is a JAX version
 
 
@@ -251,6 +250,7 @@ def list_environments() -> list[Row]:
     """What is known by name; any other Gymnasium id works too."""
     both = ("host", "compiled")
     rows = [Row(env_id, "toy", both) for env_id in toy.PROBLEMS]
+    rows += [Row(wordle.ENV_ID, "words", ("host",))]
     rows += [Row(env_id, "classic", both) for env_id in classic.IDS]
     rows += [Row(env_id, "classic", ("host",)) for env_id in classic.CONTINUOUS_IDS]
     rows += [Row(env_id, "MinAtar", both) for env_id in minatar.IDS]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from isqn.envs import toy
 from isqn.envs.scores import DMC_HARD_7
 from isqn.experiments.config import AGENTS, Config, nearest
 from isqn.types import UserError
@@ -390,4 +391,4 @@ def preset_for(env_id: str, agent: str = "dqn") -> str:
         return f"atari{kind or '-cnn-ln'}"
     if env_id.startswith("MinAtar/"):
         return f"minatar{kind}"
-    return f"toy{kind}" if env_id.startswith("isqn/") else f"classic{kind}"
+    return f"toy{kind}" if env_id in toy.PROBLEMS else f"classic{kind}"

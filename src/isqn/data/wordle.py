@@ -1,0 +1,260 @@
+"""Games of Wordle to learn from: colours that people shared, and words that fit them.
+
+The public data of ILQL (Snell et al. 2023) are tweets, of which only the colours are known. A game is made of one by
+drawing a hidden word, and for each row a word with those colours. Where the tweets are not to be had, players are
+simulated and written as tweets, which then go the same way.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections import Counter
+from datetime import date, timedelta
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from isqn.data.files import replace_text
+from isqn.envs.wordle import END_ACTION, LETTERS, SOLVED, TRIES, Games, encode, table
+from isqn.envs.words import DAYS, FIRST_DAY, listed
+from isqn.types import UserError
+
+Array = NDArray[Any]
+
+NUM_CODES = 3**LETTERS
+SQUARES = {"🟩": "g", "🟧": "g", "🟨": "y", "🟦": "y", "⬛": "b", "⬜": "b"}  # the second of each for high contrast
+DRAWN = {"g": "🟩", "y": "🟨", "b": "⬛"}
+ORDER = "gby"  # as the tokens are counted
+COLUMNS = ("wordle_id", "tweet_id", "tweet_date", "tweet_username", "tweet_text")
+
+
+class Grids(NamedTuple):
+    """Colours of games, and what could not be used."""
+
+    rows: Array  # (games, 6): the code of each row, -1 behind the last
+    skipped: Counter[str]
+
+    def summary(self) -> str:
+        bad = ", ".join(f"{count:,} {why}" for why, count in self.skipped.most_common())
+        return f"{len(self.rows):,} games" + (f"; skipped: {bad}" if bad else "")
+
+
+def code_of(row: str) -> int:
+    """Of five letters of g, y and b."""
+    return sum(ORDER.index(colour) * 3**place for place, colour in enumerate(row))
+
+
+def letters_of(code: int) -> str:
+    return "".join(ORDER[code // 3**place % 3] for place in range(LETTERS))
+
+
+def find_grid(text: str) -> list[str]:
+    """The longest run of lines of exactly five squares, the first of those; at most six."""
+    best: list[str] = []
+    run: list[str] = []
+    for line in (*text.replace("\ufe0f", "").splitlines(), ""):
+        squares = [SQUARES.get(character) for character in line.strip()]
+        if len(squares) == LETTERS and None not in squares:
+            run.append("".join(map(str, squares)))
+        else:
+            best, run = max(best, run[:TRIES], key=len), []
+    return best
+
+
+def read_tweets(path: Path) -> Grids:
+    """Of a file of comma-separated values with tweets; those that hold no game are counted."""
+    rows, skipped = [], Counter[str]()
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            for record in csv.reader(file):
+                if record[:1] == [COLUMNS[0]]:
+                    continue
+                if len(record) != len(COLUMNS) or not record[0].isdigit():
+                    skipped["with other columns"] += 1
+                    continue
+                grid = find_grid(record[4])
+                if not 0 <= int(record[0]) - FIRST_DAY < len(DAYS):
+                    skipped["of a day whose word is not known"] += 1
+                elif not grid:
+                    skipped["without a grid"] += 1
+                elif "ggggg" in grid[:-1]:
+                    skipped["that go on behind the word"] += 1
+                else:
+                    rows.append([code_of(row) for row in grid])
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"{path} cannot be read as tweets ({error}).") from None
+    if not rows:
+        raise UserError(
+            f"{path} holds no game of Wordle: {', '.join(COLUMNS)} belong there, with a grid of squares in the last."
+        )
+    return Grids(_padded(rows), skipped)
+
+
+def read_published(path: Path) -> Grids:
+    """The file that ILQL publishes: `games`, each a word and the colours of its rows, such as <b><y><g><b><b>."""
+    try:
+        games = json.loads(path.read_text(encoding="utf-8"))["games"]
+        found = [[row.replace("<", "").replace(">", "") for row in grid] for _, grid in games]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        raise UserError(f"{path} cannot be read as games: it must hold `games`, a list of [word, [colours]].") from None
+    good = [grid for grid in found if 1 <= len(grid) <= TRIES and all(_is_row(row) for row in grid)]
+    if not good:
+        raise UserError(f"{path} holds no game of Wordle.")
+    skipped = Counter({"that are no grid": len(found) - len(good)}) if len(good) < len(found) else Counter[str]()
+    return Grids(_padded([[code_of(row) for row in grid] for grid in good]), skipped)
+
+
+def _is_row(row: str) -> bool:
+    return len(row) == LETTERS and set(row) <= set(ORDER)
+
+
+def _padded(rows: list[list[int]]) -> Array:
+    padded = np.full((len(rows), TRIES), -1, np.int16)
+    for game, row in zip(padded, rows, strict=True):
+        game[: len(row)] = row
+    return padded
+
+
+# -- people, simulated
+
+OPENERS = listed("""
+raise arise adieu audio crane slate stare roast irate arose later house heart train great ocean media steam about store
+""")
+
+
+class People(NamedTuple):
+    """How they play; the defaults give a spread of tries like that of early 2022."""
+
+    opener_share: float = 0.6  # of games that begin with a popular word
+    skill: tuple[float, float] = (9.0, 1.5)  # of a Beta distribution: how often all clues are followed
+    careless_share: float = 0.3  # of slips in which no clue is followed; in the rest those of the last row
+
+
+def simulate(count: int, seed: int, vocabulary: list[str], people: People) -> Array:
+    """Colours of games by the official rule, (games, 7): the day's number, and the code of each row."""
+    rng = np.random.default_rng(seed)
+    vocabulary = list(dict.fromkeys([*vocabulary, *OPENERS, *DAYS]))
+    words = encode(vocabulary)
+    patterns = table(words, words, official=True)
+    hidden_of = np.array([vocabulary.index(day) for day in DAYS])
+    openers = np.array([vocabulary.index(word) for word in OPENERS])
+    days = rng.integers(len(DAYS), size=count)
+    hidden = hidden_of[days]
+    skill = rng.beta(*people.skill, size=count)
+    rows = np.full((count, TRIES), -1, np.int16)
+    for first in range(0, count, 4_096):  # a mask of words for each game is held for so many at a time
+        here = np.arange(first, min(count, first + 4_096))
+        possible = np.ones((len(here), len(words)), bool)
+        last = possible.copy()
+        going = np.arange(len(here))
+        for turn in range(TRIES):
+            games = here[going]
+            if turn:
+                draw = rng.random((2, len(going)))
+                followed = draw[0] < skill[games]
+                careless = ~followed & (draw[1] < people.careless_share)
+                allowed = np.where(followed[:, None], possible[going], last[going]) | careless[:, None]
+                guess = _drawn(allowed, rng)
+            else:
+                popular = rng.random(len(going)) < people.opener_share
+                anything = rng.integers(len(words), size=len(going))
+                guess = np.where(popular, rng.choice(openers, len(going)), anything)
+            told = patterns[guess, hidden[games]]
+            rows[games, turn] = told
+            last[going] = patterns[guess] == told[:, None]
+            possible[going] &= last[going]
+            going = going[told != SOLVED]
+    return np.concatenate([days[:, None], rows], axis=1)
+
+
+def _drawn(allowed: Array, rng: np.random.Generator) -> Array:
+    """One of the allowed words for each game."""
+    return np.argmax(allowed * (1 - rng.random(allowed.shape, np.float32)), axis=1)
+
+
+def write_tweets(path: Path, games: Array) -> None:
+    """As the tweets are published."""
+    lines = [",".join(COLUMNS)]
+    for number, (day, *rows) in enumerate(games.tolist()):
+        rows = [code for code in rows if code >= 0]
+        tries = len(rows) if rows[-1] == SOLVED else "X"
+        grid = "\n".join("".join(DRAWN[colour] for colour in letters_of(code)) for code in rows)
+        when = date(2022, 1, 15) + timedelta(days=day)
+        lines.append(f'{FIRST_DAY + day},{number},{when},player{number},"Wordle {FIRST_DAY + day} {tries}/6\n\n{grid}"')
+    replace_text(path, "\n".join(lines) + "\n")
+
+
+# -- words that fit the colours
+
+
+class Fitting:
+    """For each hidden word and code, the words that show it: all in one array, and where each lot begins."""
+
+    def __init__(self, words: Array, *, official: bool = False) -> None:
+        self.words, self.official = words, official
+        patterns = table(words, words, official=official).T  # (hidden, guess)
+        self.order = np.argsort(patterns, axis=1, kind="stable").astype(np.int32)
+        counts = np.zeros((len(words), NUM_CODES + 1), np.int32)
+        np.add.at(counts, (np.arange(len(words))[:, None], patterns + 1), 1)
+        self.begins = np.cumsum(counts, axis=1)
+
+    def draw(self, grids: Array, rng: np.random.Generator) -> tuple[Array, Array, Array]:
+        """For each grid a hidden word and a word for each row, -1 behind the last; and whether there are any."""
+        hidden = rng.integers(len(self.words), size=len(grids))
+        shown = grids >= 0
+        codes_ = np.where(shown, grids, 0)
+        begin, end = (self.begins[hidden[:, None], codes_ + extra] for extra in (0, 1))
+        fits = ((end > begin) | ~shown).all(axis=1)
+        place = begin + (rng.random(grids.shape) * (end - begin)).astype(int)
+        words = self.order[hidden[:, None], np.minimum(place, len(self.words) - 1)]
+        return hidden, np.where(shown, words, -1), fits
+
+
+class Trajectories(NamedTuple):
+    """Games as words of a list."""
+
+    hidden: Array  # (games,)
+    guesses: Array  # (games, 6), -1 behind the last
+
+    @property
+    def returns(self) -> Array:
+        return -((self.guesses >= 0) & (self.guesses != self.hidden[:, None])).sum(axis=1)
+
+
+def retrofit(grids: Array, fitting: Fitting, count: int, seed: int) -> Trajectories:
+    """So many games: a grid and a hidden word at random, and again if some row has no word."""
+    rng, found, tries = np.random.default_rng(seed), list[tuple[Array, Array]](), 0
+    while (have := sum(len(hidden) for hidden, _ in found)) < count:
+        tries += 1
+        if tries > 1_000 and not have:
+            raise UserError(f"No game fits the {len(fitting.words)} words of the list; take a longer --word-list.")
+        chosen = grids[rng.integers(len(grids), size=8_192)]
+        hidden, guesses, fits = fitting.draw(chosen, rng)
+        found.append((hidden[fits], guesses[fits]))
+    return Trajectories(*(np.concatenate(parts)[:count] for parts in zip(*found, strict=True)))
+
+
+class Tokens(NamedTuple):
+    """Games as tokens, and what is learned at each step of an agent, 36 at most.
+
+    The step i of guess j starts from the token at 12 j + i, because every guess has five letters.
+    """
+
+    tokens: Array  # (games, 74)
+    num_guesses: Array  # (games,)
+    finished: Array  # (games,): a game that was shared too early has no end
+    rewards: Array  # (games, 36)
+
+
+def to_tokens(games: Trajectories, words: Array, *, official: bool = False) -> Tokens:
+    board = Games(words[games.hidden], official=official)
+    count = (games.guesses >= 0).sum(axis=1)
+    rewards = np.zeros((len(count), TRIES * (LETTERS + 1)), np.float32)
+    for turn in range(TRIES):
+        letters = np.concatenate([words[games.guesses[:, turn]], np.full((len(count), 1), END_ACTION)], axis=1)
+        for place, column in enumerate(letters.T):
+            rewards[:, turn * (LETTERS + 1) + place] = board.step(column, count > turn)
+    return Tokens(board.tokens, count, board.over, rewards)

