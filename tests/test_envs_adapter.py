@@ -274,7 +274,7 @@ def test_list_names_every_kind_and_its_loops():
     assert rows["isqn/Chain-v0"].loops == ("host", "compiled")
     assert rows["MinAtar/SpaceInvaders-v1"].kind == "MinAtar"
     assert rows["ALE/Pong-v5"].loops == ("host",)
-    assert {row.kind for row in rows.values()} == {"toy", "classic", "MinAtar", "Atari", "dm_control"}
+    assert {row.kind for row in rows.values()} == {"toy", "words", "classic", "MinAtar", "Atari", "dm_control"}
 
 
 def test_import_is_light():
