@@ -40,7 +40,6 @@ PACKAGED = {
     "answers": "wordle/data/original_hidden_answers.txt",
     "guesses": "wordle/data/allowed_words.txt",
 }
-SAMPLED = 200  # words of the list that is played with, beside the answers of the days
 
 
 def read_words(path: Path) -> list[str]:

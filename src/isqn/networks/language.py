@@ -14,13 +14,6 @@ from isqn.types import Array, Params
 VALUES = ("q1", "q2", "v")
 
 
-class Heads(NamedTuple):
-    """What the heads of the twins and of V say."""
-
-    q: Array  # (2, B, T, H, tokens)
-    v: Array  # (B, S, H)
-
-
 class ValueNetwork(NamedTuple):
     """`params` is {"torso": {"gpt2", "q1", "q2", "v"}, "heads": {"q1", "q2", "v"}}: the hidden layer of each value is
     shared by all its heads, and belongs to the torso; head k is index k of axis 0 of each last layer."""

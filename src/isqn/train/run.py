@@ -447,8 +447,8 @@ def _seconds_per_update(config: Config, seconds: float) -> float:
 def _memory_line(config: Config, spec: EnvSpec) -> str:
     memory = replay_memory(config, spec)
     if config.is_offline:
-        where = "and frames" if memory.frames else "; frames stay on disk"
-        return f"{memory.total / 1e6:.3g} MB for its columns {where}.".replace(" ;", ";")
+        where = " and frames" if memory.frames else "; frames stay on disk"
+        return f"{memory.total / 1e6:.3g} MB for its columns{where}."
     if not config.streams:
         return f"{memory}."
     kept = f"{memory} for the probes to look at" if config.analysis else "there is no replay"
