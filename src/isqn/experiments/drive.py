@@ -13,7 +13,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from isqn.analysis import cost
 from isqn.data.convert import convert
@@ -146,8 +146,7 @@ def make_datasets(
                 "`isqn data convert`, or let the study log some by a table [datasets]."
             )
         return []
-    part: dict[str, Any] = {"subset": "all", "fraction": 1.0, "checkpoints": 50}
-    part |= {key: value for key, value in study.datasets.items() if key in PART}
+    part = study.part
     checkpoints = part.pop("checkpoints") if part["subset"] == "first" else 1
     logs = {place: _logging(study, place, *wanted[place], out) for place in wanted}
     for place, log in logs.items():

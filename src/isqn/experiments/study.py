@@ -116,11 +116,15 @@ class Study:
             if self.agent != "cql":
                 raise UserError(f"{where}: datasets are for the agent cql.")
             self._check_settings(self.datasets, f"{where}: datasets", *PART, agent="dqn")
-            given = {key: value for key, value in self.datasets.items() if key in PART}
-            part: dict[str, Any] = {"subset": "all", "fraction": 1.0, "checkpoints": 50, **given}
-            require_part(**part, where=f"{where}: datasets: ")
+            require_part(**self.part, where=f"{where}: datasets: ")
         if self.agent in AGENTS:  # the methods of others are settings that this version does not have
             self._check_grid(where)
+
+    @property
+    def part(self) -> dict[str, Any]:
+        """What is taken of each log."""
+        given = {key: value for key, value in self.datasets.items() if key in PART}
+        return {"subset": "all", "fraction": 1.0, "checkpoints": 50} | given
 
     def _check_settings(self, table: dict[str, Any], where: str, *more: str, agent: str = "") -> None:
         """The names, and that a file can hold the values; what a value may be is for `Config` to say."""
