@@ -38,7 +38,7 @@ bench: install
 # Renew the file of exact versions from the lower bounds in pyproject.toml.
 versions:
 	$(PYTHON) -m venv .venv-versions
-	.venv-versions/bin/python -m pip install --quiet --disable-pip-version-check ".[atari,minatar,dmc,offline,report,video,ray,slurm,dev]" hatchling editables
+	.venv-versions/bin/python -m pip install --quiet --disable-pip-version-check ".[atari,minatar,dmc,offline,language,report,video,ray,slurm,dev]" hatchling editables
 	.venv-versions/bin/python -m pip freeze --exclude isqn > versions.txt
 	rm -r .venv-versions
 

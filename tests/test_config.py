@@ -221,11 +221,11 @@ def file(tmp_path: Path, text: str) -> Path:
     [
         ("batch_sise = 3", "sets 'batch_sise', which is not a field of a run; did you mean batch_size?"),
         ("[agents]\nlr = 3", "sets 'agents', which is not a field of a run; did you mean agent?"),
-        ("[agent]\nlr = 3", ": --agent is {'lr': 3}; choose one of dqn, stream-q, sac, cql."),
+        ("[agent]\nlr = 3", ": --agent is {'lr': 3}; choose one of dqn, stream-q, sac, cql, ilql."),
         ("agent = 'stream'", ": --agent is 'stream'; did you mean stream-q?"),
         (
             "agent = 'stream-q'\nbatch_size = 32",
-            ": --batch-size is 32; it is for `isqn train dqn` or `isqn train sac` or `isqn train cql`, and stays 1",
+            ": --batch-size is 32; it is for `isqn train dqn` or `isqn train sac` or `isqn train cql` or ",
         ),
         ("trace_decay = 0.9", ": --trace-decay is 0.9; it is for `isqn train stream-q`, and stays 0.8 for dqn."),
         ("agent = 'stream-q'\ntrace_decay = 1.1", ": --trace-decay is 1.1; it must be between 0 and 1."),

@@ -28,14 +28,14 @@ def count(tree) -> int:
 def test_parameters_of_the_variants(scheme, parameters):
     """A policy, values with twins, and for TB a copy of all values but V; paper, section 5.4: 264M and 88M less."""
     policy = jax.eval_shape(GPT2(Size()).init, jax.random.key(0), np.zeros((1, 1), int))["params"]
-    values = jax.eval_shape(make_values(Size(), scheme.num_heads).init, jax.random.key(0))
+    values = jax.eval_shape(make_values(Size(), scheme.num_heads, 1_536).init, jax.random.key(0))
     assert count(policy) + count(values) + scheme.num_copies * count(of_twins(values)) == parameters
 
 
 def test_heads_share_all_but_their_last_layer():
     """What one head says depends on its own last layer only; a refresh moves no other part."""
     size = Size(vocabulary=7, positions=8, width=4, layers=1, heads=2, dropout=0.0)
-    network, scheme = make_values(size, 3), schemes.iterated_shared(2)
+    network, scheme = make_values(size, 3, 8), schemes.iterated_shared(2)
     params = network.init(jax.random.key(0))
     features = jax.random.normal(jax.random.key(1), (2, 5, 4))
     moved, _ = schemes.refresh(scheme, params, ())

@@ -21,7 +21,7 @@ from isqn.envs.scores import RANDOM_RETURNS, SCORES, game_of
 from isqn.experiments import drive
 from isqn.experiments.config import AGENTS, Config
 from isqn.experiments.presets import PRESETS, preset_config
-from isqn.experiments.studies import MINI, QUESTIONS, find_study, require_agent
+from isqn.experiments.studies import MINI, QUESTIONS, find_study
 from isqn.experiments.studies import PAPER as GRIDS
 from isqn.experiments.study import Cell, Study, read_study, slug, to_toml
 from isqn.schemes import SCHEMES
@@ -30,8 +30,6 @@ from isqn.types import UserError
 PAPER = Path(__file__).parents[2] / "shared" / "paper" / "is-qn.tex"
 with_the_paper = pytest.mark.skipif(not PAPER.exists(), reason="the paper is not here")
 
-LATER = {"language": "ilql"}
-RUNNABLE = [name for name in QUESTIONS if name not in LATER]
 
 asked = cache(find_study)
 
@@ -89,7 +87,7 @@ SIZES = {
 
 def test_there_is_a_study_for_each_figure():
     assert list(SIZES) == list(QUESTIONS) == list(GRIDS)
-    assert {name: paper(name).agent for name in QUESTIONS if paper(name).agent not in AGENTS} == LATER
+    assert all(paper(name).agent in AGENTS for name in QUESTIONS)
 
 
 @pytest.mark.parametrize("name", SIZES)
@@ -98,23 +96,24 @@ def test_the_number_of_runs(name):
     lists = [[len(v) if isinstance(v, list) else 1 for v in method.values()] for method in study.methods]
     sizes = len(study.tasks), sum(map(math.prod, lists)), len(study.seeds)
     assert sizes == SIZES[name]
-    if name in RUNNABLE:
-        folders = {cell.folder(Path("out"), seed) for cell in study.cells for seed in study.seeds}
-        assert len(folders) == math.prod(sizes)
+    folders = {cell.folder(Path("out"), seed) for cell in study.cells for seed in study.seeds}
+    assert len(folders) == math.prod(sizes)
 
 
-@pytest.mark.parametrize("name", RUNNABLE)
+@pytest.mark.parametrize("name", QUESTIONS)
 def test_the_length_in_frames(name):
     appendix_d = ("mellowmax", "ablation-period", "ablation-heads", "meta", "mixed-precision")
     frames = 40_000_000 if name in appendix_d else 100_000_000
     steps = 500_000 if name == "continuous" else frames // 4
     if name == "offline":
         assert values(paper(name), "num_updates") == {50 * 62_500}
+    elif name == "language":  # 600,000 parts of batches
+        assert values(paper(name), "num_updates") == {600_000 // 16}
     else:
         assert values(paper(name), "total_timesteps") == {steps}
 
 
-@pytest.mark.parametrize("name", RUNNABLE)
+@pytest.mark.parametrize("name", QUESTIONS)
 def test_the_paper_changes_nothing_else(name):
     """What is not asked about is the preset's, whatever the method and the game."""
     asked = {
@@ -129,7 +128,7 @@ def test_the_paper_changes_nothing_else(name):
         "offline": {"analysis", "dataset"},
     }.get(name, set())
     presets = {"online-plain": "atari-cnn", "online-batchnorm": "atari-cnn", "online-impala": "atari-impala-ln"}
-    presets |= {"streaming": "atari-stream", "continuous": "dmc-hard", "offline": "atari-cql"}
+    presets |= {"streaming": "atari-stream", "continuous": "dmc-hard", "offline": "atari-cql", "language": "wordle"}
     expected = preset_config(presets.get(name, "atari-cnn-ln")).kept()
     for cell in paper(name).cells:
         own = {"scheme", "num_bellman_iterations", "env_id", "experiment", *asked}
@@ -140,10 +139,11 @@ def test_the_paper_changes_nothing_else(name):
 
 
 def test_the_values_of_k():
-    ks = {name: {c.config.num_bellman_iterations for c in paper(name).cells if "iS" in c.method} for name in RUNNABLE}
+    ks = {name: {c.config.num_bellman_iterations for c in paper(name).cells if "iS" in c.method} for name in QUESTIONS}
     assert ks == {
         **{name: {1, 3, 9, 49} for name in ("online-ln", "online-plain", "online-impala", "training-time")},
         **{name: {1, 9} for name in ("offline", "continuous", "mellowmax", "meta", "mixed-precision", "analysis")},
+        "language": {1, 9},
         "ablation-heads": {1, 3, 9, 29, 49},
         "ablation-period": {9},
         "online-batchnorm": set(),
@@ -172,7 +172,7 @@ def test_the_games():
     assert games["ablation-period"] == {"Tutankham"}
     assert games["ablation-heads"] == {"CrazyClimber", "Tutankham"}
     assert games["training-time"] == {"Asterix"}
-    assert all(games[name] <= SCORES.keys() for name in RUNNABLE if name != "continuous")
+    assert all(games[name] <= SCORES.keys() for name in QUESTIONS if name not in ("continuous", "language"))
     assert {task["env_id"].split("-")[0] for task in paper("continuous").tasks} == {
         "dm_control/dog",
         "dm_control/humanoid",
@@ -215,7 +215,7 @@ def test_the_grids_say_what_the_text_says():
 
 
 def test_every_study_that_can_be_run_has_a_small_one():
-    assert list(MINI) == RUNNABLE
+    assert list(MINI) == list(QUESTIONS)
 
 
 @pytest.mark.parametrize("name", MINI)
@@ -463,8 +463,7 @@ def test_a_study_is_a_file(name, scale, tmp_path):
     again = read_study(write(tmp_path / "another-name.toml", to_toml(study)))
     assert to_toml(again) == to_toml(study)
     assert (again.name, again.scale, again.seeds, again.agent) == (name, study.scale, study.seeds, study.agent)
-    if name in RUNNABLE:
-        assert again.cells == study.cells
+    assert again.cells == study.cells
 
 
 def test_a_small_study_as_a_file():
@@ -504,11 +503,6 @@ layer_norm = true
     )
 
 
-def test_settings_of_later_agents_are_kept_as_they_are(tmp_path):
-    study = small(agent="ilql", settings={"data set": "a", "données": [1, 2.5]}, methods=({"rates": [[1], []]},))
-    assert read_study(write(tmp_path / "mine.toml", to_toml(study))) == study
-
-
 def test_a_file_without_a_name_is_called_by_its_own(tmp_path):
     text = to_toml(small()).replace('name = "small"', "")
     study = read_study(write(tmp_path / "my-question.toml", text))
@@ -538,7 +532,6 @@ OTHER = "give one of them another `name`, or leave it out."
         ({"seeds": ()}, "study small: seeds is empty; give at least one."),
         ({"tasks": ()}, "study small: tasks is empty; give at least one."),
         ({"methods": ()}, "study small: methods is empty; give at least one."),
-        ({"agent": "ilql", "methods": ()}, "study small: methods is empty; give at least one."),
         ({"seeds": (3, 1, 3)}, f"study small: seeds is [3, 1, 3]; {SEEDS}"),
         ({"seeds": (-1,)}, f"study small: seeds is [-1]; {SEEDS}"),
         ({"seeds": (2**31,)}, f"study small: seeds is [2147483648]; {SEEDS}"),
@@ -546,7 +539,6 @@ OTHER = "give one of them another `name`, or leave it out."
         ({"seeds": (0.0,)}, f"study small: seeds is [0.0]; {SEEDS}"),
         ({"seeds": ("0",)}, f"study small: seeds is ['0']; {SEEDS}"),
         ({"seeds": ([0],)}, f"study small: seeds is [[0]]; {SEEDS}"),
-        ({"agent": "ilql", "seeds": ([0],)}, f"study small: seeds is [[0]]; {SEEDS}"),
         # names of settings
         (
             {"settings": {"learning_rat": 1}},
@@ -595,8 +587,8 @@ OTHER = "give one of them another `name`, or leave it out."
         ({"settings": {"learning_rate": math.nan}}, f"study small: settings: learning_rate is nan; {VALUE}"),
         ({"settings": {"discount": 2**63}}, f"study small: settings: discount is 9223372036854775808; {VALUE}"),
         (
-            {"agent": "ilql", "settings": {"since": datetime.date(2026, 1, 2)}},
-            f"study small: settings: since is datetime.date(2026, 1, 2); {VALUE}",
+            {"settings": {"torso": datetime.date(2026, 1, 2)}},
+            f"study small: settings: torso is datetime.date(2026, 1, 2); {VALUE}",
         ),
         (
             {"settings": {"target_update_period": [200, 400]}},
@@ -647,10 +639,6 @@ OTHER = "give one of them another `name`, or leave it out."
         # tasks
         ({"tasks": ({},)}, "study small: a task has no env_id; `isqn list envs` shows what there is."),
         ({"tasks": ({"env_id": 5},)}, "study small: a task has no env_id; `isqn list envs` shows what there is."),
-        (
-            {"agent": "ilql", "tasks": ({},)},
-            "study small: a task has no env_id; `isqn list envs` shows what there is.",
-        ),
         ({"tasks": ({"env_id": ""},)}, f"study small, : env_id is ''; {FOLDER}"),
         (
             {"tasks": (CARTPOLE, {"env_id": "Acrobot-v1"}, {**CARTPOLE, "discount": 0.9})},
@@ -673,7 +661,7 @@ OTHER = "give one of them another `name`, or leave it out."
             "study small, CartPole-v1: reference_score is inf; it must be a number.",
         ),
         (
-            {"agent": "ilql", "tasks": ({**CARTPOLE, "random_score": [1]},)},
+            {"tasks": ({**CARTPOLE, "random_score": [1]},)},
             "study small, CartPole-v1: random_score is [1]; it must be a number.",
         ),
         (
@@ -960,24 +948,12 @@ def test_any_file_is_a_study_or_one_sentence(file, values):
         write(file, to_toml(study))
         again = read_study(file)
         assert to_toml(again) == to_toml(study)
-        assert study.agent not in AGENTS or again.cells == study.cells
+        assert again.cells == study.cells
         sentence = f"{file} is good."
     assert re.fullmatch(rf"{re.escape(str(file))}:? .+[.?]", sentence)
 
 
 # -- the command -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("name", "agent"), LATER.items())
-def test_a_study_of_a_later_agent_says_so_when_it_is_run(name, agent, capsys):
-    sentence = f"The study {name} needs the agent {agent}, which this version does not have; "
-    with pytest.raises(UserError, match=sentence):
-        require_agent(paper(name))
-    for more in ([], ["--dry-run"], ["--scale", "paper"]):
-        assert main(["study", name, *more]) == 1
-        told = capsys.readouterr()
-        assert told.err == f"isqn: {sentence}`isqn list studies` shows which can be run.\n"
-        assert told.out == ""
 
 
 def test_studies_are_listed(capsys):
@@ -988,9 +964,6 @@ def test_studies_are_listed(capsys):
     assert main(["list", "studies"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == list(QUESTIONS)
-    later = {line.split()[0]: line for line in lines if "not in this version" in line}
-    assert later.keys() == LATER.keys()
-    assert all(f"needs the agent {LATER[name]}:" in line for name, line in later.items())
 
 
 @pytest.mark.parametrize("words", [["online-plain"], ["online-plain", "--scale", "paper"], ["offline"]])

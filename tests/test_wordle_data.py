@@ -117,12 +117,12 @@ def test_every_row_keeps_its_colours(official):
 
 def test_games_are_drawn_by_their_seed():
     grids, fitting = simulate(500, 1, WORDS, People())[:, 1:], Fitting(LETTERS)
-    first, again, other = (retrofit(grids, fitting, 100, seed) for seed in (0, 0, 1))
+    first, again, other = (retrofit(grids, fitting, 100, np.random.default_rng(seed)) for seed in (0, 0, 1))
     assert len(first.hidden) == 100
     np.testing.assert_array_equal(first.guesses, again.guesses)
     assert (first.guesses != other.guesses).any()
     with pytest.raises(UserError, match="No game fits the 1 words of the list"):
-        retrofit(np.full((3, 6), code_of("ybbbb")), Fitting(LETTERS[:1]), 1, 0)
+        retrofit(np.full((3, 6), code_of("ybbbb")), Fitting(LETTERS[:1]), 1, np.random.default_rng(0))
 
 
 def test_tokens_of_games_by_hand():
@@ -133,7 +133,7 @@ def test_tokens_of_games_by_hand():
     first = "<a>solar</a><b><b><b><y><b></s>panic</a><g><g><g><g><g></s></eod>"
     assert decode(found.tokens[0]).replace("<|pad|>", "") == first
     assert decode(found.tokens[1]).replace("<|pad|>", "") == "<a>point</a><g><b><y><y><b></s>"
-    assert (found.num_guesses.tolist(), found.finished.tolist()) == ([2, 1], [True, False])
+    assert (found.num_actions.tolist(), found.finished.tolist()) == ([2, 1], [True, False])
     assert np.flatnonzero(found.rewards[0]).tolist() == [5]
     assert np.flatnonzero(found.rewards[1]).tolist() == [5]
     assert games.returns.tolist() == found.rewards.sum(axis=1).tolist() == [-1, -1]

@@ -46,7 +46,7 @@ WELCOME = f"""\
 isqn {__version__}: deep value-based reinforcement learning without the second network.
   isqn train dqn --env-id isqn/Chain-v0     a problem with known values, in seconds
   isqn study online-plain --dry-run         a figure of the paper, at a size for this machine
-  isqn COMMAND --help                       train, resume, study, report, eval, data, probe, cost, list, doctor; --debug
+  isqn COMMAND --help                       train, resume, study, report, eval, play, data, probe, cost, list, doctor
 The method in ten minutes: src/isqn/schemes.py and src/isqn/losses.py."""
 
 
@@ -59,8 +59,9 @@ class Train:
     """Train a run, or several seeds of it in one program.
 
     `isqn train dqn` learns with a replay, `isqn train stream-q` without one, `isqn train sac`
-    where actions are continuous, `isqn train cql` from a dataset. Defaults are those of the
-    preset; with --env-id ID, --help shows those of an environment.
+    where actions are continuous, `isqn train cql` from a dataset, `isqn train ilql` to write
+    words. Defaults are those of the preset; with --env-id ID, --help shows those of an
+    environment.
     """
 
     config: tyro.conf.OmitArgPrefixes[Config] = field(default_factory=Config)
@@ -223,10 +224,14 @@ class Eval:
     """Of the games and of the agent's draws."""
     epsilon: float | None = None
     """Share of random actions; by default 0.001, and 0 where a policy acts."""
-    acting_rule: Literal["auto", "uniform", "episode", "mean", "last", "sample"] = "auto"
+    acting_rule: Literal["auto", "uniform", "episode", "mean", "last", "sample", "greedy"] = "auto"
     """The head that acts, or how a policy does. auto: as in training, but of a policy the mean."""
     which: Literal["last", "best"] = "last"
     """The newest checkpoint, or that of the best epoch."""
+    beta: float | None = None
+    """Of ilql: how much values weigh beside the policy. By default as in training; 0: not at all."""
+    html: Path | None = None
+    """Of ilql: also write the boards of all games to this page."""
     capture_video: bool = False
     """Record the first game to RUN_DIR/videos."""
     json: bool = False
@@ -239,17 +244,23 @@ def evaluate(argv: list[str]) -> int:
         raise UserError(f"--episodes is {args.episodes}; it must be at least 1.")
     _require_share("--epsilon", args.epsilon)
     _require_seed(args.seed)
+    _require_beta(args.beta)
     import numpy as np
 
     from isqn.train import run
-    from isqn.train.evaluate import evaluate as play
+    from isqn.train.evaluate import evaluate as play_games
 
+    if run.read_config(args.run_dir).writes:
+        return _evaluate_words(args)
+    for name, given in (("--beta", args.beta), ("--html", args.html)):
+        if given is not None:
+            raise UserError(f"{name} is for runs of `isqn train ilql`, and {args.run_dir} is none.")
     config, env, agent, state, step, epsilon = run.load_player(
         args.run_dir, args.which, args.acting_rule, args.epsilon, of_policies="mean", render=args.capture_video
     )
     video = args.run_dir / "videos" / f"step-{step}-seed-{args.seed}.mp4" if args.capture_video else None
     with redirect_stdout(sys.stderr):
-        played = play(
+        played = play_games(
             agent,
             state,
             env,
@@ -281,6 +292,119 @@ def evaluate(argv: list[str]) -> int:
     print(f"{config.label} on {env.spec.id} at step {step:,}: {mean}")
     if video:
         print(video)
+    return 0
+
+
+def _evaluate_words(args: Eval) -> int:
+    """Games of Wordle, as boards."""
+    from isqn.data.files import replace_text
+    from isqn.envs.wordle import board, decode, guesses_of
+    from isqn.report.boards import page
+    from isqn.train import language, run
+
+    for name, given in (("--epsilon", args.epsilon is not None), ("--capture-video", args.capture_video)):
+        if given:
+            raise UserError(
+                f"{name} is not for runs of `isqn train ilql`; --acting-rule sample varies what is written."
+            )
+    config, state, step = run.load_writer(args.run_dir, args.which, args.acting_rule, args.beta)
+    words = language.words_of(config)
+    hidden = language.hidden_words(words, args.episodes, args.seed)
+    games = language.make_board(config).play(state, hidden, args.seed)
+    returns, found = games.returns, language.shares(games, words)
+    solved = [decode(word) for word in hidden]
+    summary = {
+        "env_id": config.env_id,
+        "label": config.label,
+        "step": step,
+        "mean_return": float(returns.mean()),
+        "std_return": float(returns.std()),
+        "win_rate": float(games.solved.mean()),
+        **found,
+        "inverse_temperature": config.inverse_temperature,
+        "acting_rule": config.acting_rule,
+        "episodes": [
+            {"word": word, "return": float(total), "guesses": [guess for guess, _ in guesses_of(tokens)]}
+            for word, total, tokens in zip(solved, returns, games.tokens, strict=True)
+        ],
+    }
+    mean = f"{returns.mean():.2f} ± {returns.std():.2f} over {_number(len(returns), 'game', 'games')}"
+    line = f"{config.label} on {config.env_id} at step {step:,}, beta {config.inverse_temperature:g}: {mean}"
+    shares = f"{games.solved.mean():.0%} found; of the guesses {found['valid_share']:.0%} of five letters, "
+    shares += f"{found['dictionary_share']:.0%} in the list, {found['consistent_share']:.0%} as the clues allow"
+    if args.html:
+        args.html.parent.mkdir(parents=True, exist_ok=True)
+        played = [(word, guesses_of(tokens)) for word, tokens in zip(solved, games.tokens, strict=True)]
+        replace_text(args.html, page(line, shares, played))
+    if args.json:
+        print(json.dumps(summary))
+        return 0
+    for word, tokens, total in zip(solved, games.tokens, returns, strict=True):
+        print(f"{word}, return {total:.0f}", board(tokens, colour=_in_colour()), "", sep="\n")
+    print(line, shares, sep="\n")
+    if args.html:
+        print(args.html)
+    return 0
+
+
+def _in_colour() -> bool:
+    """A terminal that is not asked to be plain (no-color.org)."""
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+
+
+@dataclass(frozen=True)
+class Play:
+    """Show how a trained agent looks for a word of Wordle: its guesses, and what else it thought of."""
+
+    run_dir: tyro.conf.Positional[Path]
+    """The folder of a run of `isqn train ilql`."""
+    word: tyro.conf.Positional[str]
+    """Five letters."""
+    top: int = 5
+    """How many words it thought of are shown at each turn."""
+    beta: float | None = None
+    """How much values weigh beside the policy. By default as in training; 0: not at all."""
+    acting_rule: Literal["auto", "greedy", "sample"] = "auto"
+    """auto: as in training."""
+    which: Literal["last", "best"] = "last"
+    """The newest checkpoint, or that of the best epoch."""
+    seed: int = 100
+    """Of what is sampled."""
+    json: bool = False
+    """Print one JSON object."""
+
+
+def play(argv: list[str]) -> int:
+    args = _parse(Play, argv, "isqn play")
+    word = args.word.lower()
+    if not re.fullmatch("[a-z]{5}", word):
+        raise UserError(f"The word {args.word!r} cannot be looked for; give five letters from a to z.")
+    if args.top < 1:
+        raise UserError(f"--top is {args.top}; it must be at least 1.")
+    _require_seed(args.seed)
+    _require_beta(args.beta)
+    from isqn.envs.wordle import row
+    from isqn.train import language, run
+
+    config, state, step = run.load_writer(args.run_dir, args.which, args.acting_rule, args.beta)
+    games, turns = language.explain(config, state, word, args.top, args.seed)
+    if args.json:
+        rows = [{**turn._asdict(), "thoughts": [thought._asdict() for thought in turn.thoughts]} for turn in turns]
+        print(
+            json.dumps(
+                {"label": config.label, "step": step, "word": word, "solved": bool(games.solved[0]), "turns": rows}
+            )
+        )
+        return 0
+    known = "" if word in language.words_of(config) else f"; {word} is not in the list of words it knows"
+    print(f"{config.label} at step {step:,}, beta {config.inverse_temperature:g}{known}")
+    for number, turn in enumerate(turns, start=1):
+        print(f"\n{number}. {row(turn.guess, turn.told, colour=_in_colour())}   V {turn.value:.2f}")
+        shown: list[tuple[str, ...]] = [
+            (t.word, f"{t.chosen:.1%}", f"{t.cloned:.1%}", f"{t.value:.2f}") for t in turn.thoughts
+        ]
+        print(*(f"   {line}" for line in _table(("word", "chosen", "policy", "Q"), shown)), sep="\n")
+    print(f"\n{word}: found with guess {len(turns)}" if games.solved[0] else f"\n{word}: not found")
     return 0
 
 
@@ -510,6 +634,8 @@ class StudyOptions:
     """Of a Ray cluster, which then decides how many jobs run at once; none: one is started here."""
     gpus: float = 0.0
     """GPUs of a Ray job."""
+    hosts: int = 1
+    """That train each run of `ilql` together, with --engine ray or slurm."""
     cluster: Literal["slurm", "local"] = "slurm"
     """local: try the SLURM engine on a machine that has no SLURM."""
     slurm: tuple[str, ...] = ()
@@ -527,7 +653,7 @@ class StudyOptions:
 def study(argv: list[str]) -> int:
     args = _parse(StudyOptions, argv, "isqn study")
     from isqn.experiments import drive, engines
-    from isqn.experiments.studies import find_study, require_agent
+    from isqn.experiments.studies import find_study
     from isqn.experiments.study import read_study, to_toml
 
     if args.name.endswith(".toml"):
@@ -543,9 +669,10 @@ def study(argv: list[str]) -> int:
     if args.show:
         print(to_toml(asked), end="")
         return 0
-    require_agent(asked)
-    engines.require_flags(args.engine, args.address, args.gpus, args.cluster, args.slurm)
-    for name in ("workers", "seeds_per_job"):
+    engines.require_flags(args.engine, args.address, args.gpus, args.cluster, args.slurm, args.hosts)
+    if args.hosts > 1 and asked.agent != "ilql":
+        raise UserError(f"--hosts is {args.hosts}; only runs of `isqn train ilql` are trained by several together.")
+    for name in ("workers", "seeds_per_job", "hosts"):
         value = getattr(args, name)
         if value is not None and value < 1:
             raise UserError(f"--{name.replace('_', '-')} is {value}; it must be at least 1.")
@@ -561,7 +688,9 @@ def study(argv: list[str]) -> int:
 
         write.require_libraries()
     with redirect_stdout(sys.stderr):  # ours is for the result, whatever an engine prints
-        engine = engines.make(args.engine, out, args.workers, args.address, args.gpus, args.cluster, args.slurm)
+        engine = engines.make(
+            args.engine, out, args.workers, args.address, args.gpus, args.cluster, args.slurm, args.hosts
+        )
         outcome = drive.train(asked, out, engine, seeds_per_job=args.seeds_per_job, quiet=args.quiet)
     if not args.quiet:
         say(f"{outcome.finished} of {outcome.total} runs are there")
@@ -717,7 +846,7 @@ COST_PARTS = ("network", "optimizer", "moments", "replay")
 
 def cost(argv: list[str]) -> int:
     args = _parse(Cost, argv, "isqn cost")
-    from isqn.analysis.cost import COMPARED, flops_per_update, size
+    from isqn.analysis.cost import COMPARED, flops_per_game, flops_per_update, size
     from isqn.train.run import replay_memory, specification
 
     config = preset_config(args.preset)
@@ -730,13 +859,14 @@ def cost(argv: list[str]) -> int:
         if given:
             config = config.replace(env_id=given if given.startswith(kind) else like.format(given))
     spec = specification(config)
+    flops, work = (flops_per_game, "game") if config.writes else (flops_per_update, "update")
     rows, with_copy = [], size(config.replace(scheme="target-based", num_bellman_iterations=1), spec)
     if not (args.json or sys.stderr.isatty()):
-        say(f"compiling the update of {len(COMPARED)} schemes")
+        say(f"compiling the {'networks' if config.writes else 'update'} of {len(COMPARED)} schemes")
     for scheme, k in COMPARED:
         one = config.replace(scheme=scheme, num_bellman_iterations=k)
         found = size(one, spec)
-        row = {"label": one.label, **found._asdict(), "flops_per_update": flops_per_update(one, spec)}
+        row = {"label": one.label, **found._asdict(), f"flops_per_{work}": flops(one, spec)}
         row["saved_share"] = 1 - found.kept_parameters / with_copy.kept_parameters
         row["saved_share_of_critic"] = 1 - found.kept_critic / with_copy.kept_critic
         row["replay_bytes"] = replay_memory(one, spec).total
@@ -755,14 +885,14 @@ def cost(argv: list[str]) -> int:
     decimals = 1 if rows[0]["total_bytes"] > 1e6 else 3
     saved = {"saved": "saved_share"} | ({"of the critic": "saved_share_of_critic"} if config.is_actor_critic else {})
     lines = _table(
-        ("scheme", "parameters", "copied", *saved, "MFLOP/update", *(f"{names.get(part, part)} MB" for part in shown)),
+        ("scheme", "parameters", "copied", *saved, f"MFLOP/{work}", *(f"{names.get(part, part)} MB" for part in shown)),
         [
             (
                 row["label"],
                 f"{row['parameters']:,}",
                 f"{row['copied_parameters']:,}",
                 *(f"{row[share]:.1%}" for share in saved.values()),
-                f"{row['flops_per_update'] / 1e6:,.1f}",
+                f"{row[f'flops_per_{work}'] / 1e6:,.1f}",
                 *(f"{row[f'{part}_bytes'] / 1e6:,.{decimals}f}" for part in shown),
             )
             for row in rows
@@ -851,16 +981,12 @@ def _listing(what: str) -> list[dict[str, str]]:
         return [{"id": row.id, "kind": row.kind, "loops": ", ".join(row.loops)} for row in list_environments()]
     if what == "presets":
         return [
-            {"name": name, "description": preset.description, "agent": preset.agent, "note": _later(preset.agent)}
-            for name, preset in PRESETS.items()
+            {"name": name, "description": preset.description, "agent": preset.agent} for name, preset in PRESETS.items()
         ]
     if what == "studies":
-        from isqn.experiments.studies import PAPER, QUESTIONS
+        from isqn.experiments.studies import QUESTIONS
 
-        return [
-            {"name": name, "paper": paper, "question": question, "note": _later(PAPER[name].get("agent", "dqn"))}
-            for name, (question, paper) in QUESTIONS.items()
-        ]
+        return [{"name": name, "paper": paper, "question": question} for name, (question, paper) in QUESTIONS.items()]
     if what == "schemes":
         return [
             {
@@ -881,16 +1007,13 @@ def _number(count: int, one: str, many: str) -> str:
     return f"{count:,} {one if count == 1 else many}"
 
 
-def _later(agent: str) -> str:
-    return "" if agent in AGENTS else f"needs the agent {agent}: not in this version"
-
-
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "train": train,
     "resume": resume,
     "study": study,
     "report": report,
     "eval": evaluate,
+    "play": play,
     "data": data,
     "probe": probe,
     "cost": cost,
@@ -1013,6 +1136,11 @@ def _require_choice(what: str, value: str, choices: tuple[str, ...]) -> None:
 def _require_share(name: str, share: float | None) -> None:
     if share is not None and not 0 <= share <= 1:
         raise UserError(f"{name} is {share}; it must be between 0 and 1.")
+
+
+def _require_beta(beta: float | None) -> None:
+    if beta is not None and not 0 <= beta < float("inf"):
+        raise UserError(f"--beta is {beta}; it must be a number of at least 0.")
 
 
 def _require_seed(seed: int) -> None:

@@ -15,7 +15,7 @@ from inspect import Parameter, signature
 import jax
 import jax.numpy as jnp
 
-from isqn.types import Array, Transition, UserError, Values
+from isqn.types import Array, TokenValues, Transition, UserError, Values
 
 PairLoss = Callable[[Values, Values, Transition], Array]
 
@@ -122,7 +122,22 @@ def make_loss(name: str, settings: object) -> PairLoss:
     return partial(loss, **{field: getattr(settings, field) for field in wanted})
 
 
-# -- values of tokens: implicit language Q-learning (Snell et al. 2023)
+# -- values of tokens
+
+
+def ilql(
+    online: TokenValues, aim: TokenValues, transition: Transition, *, expectile_level: float, conservative_weight: float
+) -> Array:
+    """Implicit language Q-learning (Snell et al. 2023, section 4.1), of one token: V follows an upper expectile of Q, Q
+    the reward and the V that comes next, and other tokens than the one that was written are held down.
+
+    Which heads of a pair the two aims are of, the caller decides; no gradient flows to them.
+    """
+    written = online.q[:, transition.action]
+    value = expectile(online.v, aim.q[:, transition.action].min(), expectile_level)
+    bellman = jnp.square(transition.reward + transition.discount * aim.next_v - written).sum()
+    spread = (jax.nn.logsumexp(online.q, axis=-1) - written).sum()
+    return value + bellman + conservative_weight * spread
 
 
 def expectile(value: Array, target: Array, level: float) -> Array:

@@ -43,11 +43,28 @@ class Transition(NamedTuple):
     explored: Any = ()  # whether another action looked better
 
 
+class Tokens(NamedTuple):
+    """Whole games as tokens, and what is learned at each step of the agent that wrote some of them."""
+
+    tokens: Any  # (games, length)
+    num_actions: Any  # (games,): guesses, each of as many tokens as a `TextSpec` says
+    finished: Any  # (games,): a game that was broken off has no end
+    rewards: Any  # (games, steps)
+
+
 class Values(NamedTuple):
     """What one head of one network says about a transition: a vector over actions at s and at s'."""
 
     now: Array
     next: Array
+
+
+class TokenValues(NamedTuple):
+    """What one head says about a step of an agent that writes tokens."""
+
+    q: Array  # (2, tokens): of each token, by two functions
+    v: Array  # of the state, whatever is written
+    next_v: Array  # of the state that the token leads to
 
 
 @dataclass(frozen=True)
@@ -122,3 +139,32 @@ class EnvSpec:
         obs, action = of(self.obs_shape, self.frame_dtype), of(self.action_shape, self.action_dtype)
         flag = of((), "bool")
         return Transition(obs, action, of((), "float32"), of((), "float32"), obs, flag, flag)
+
+
+@dataclass(frozen=True)
+class TextSpec(EnvSpec):
+    """A game of tokens, which are its actions too: where an agent writes, if all its actions are whole."""
+
+    pad: int = 0  # the token behind the end
+    action_tokens: int = 1  # that an agent writes before the game answers
+    answer_tokens: int = 0  # that the game answers with
+    most_actions: int = 1
+
+    @property
+    def states(self) -> np.ndarray:
+        """Places of the tokens from which an agent goes on. A step leads from one to the next, over the answer if it
+        ended an action; from the last one nothing is written."""
+        turn = self.action_tokens + self.answer_tokens
+        written = [turn * action + step for action in range(self.most_actions) for step in range(self.action_tokens)]
+        return np.array([*written, turn * self.most_actions])
+
+    @property
+    def length(self) -> int:
+        return self.frame_shape[0]
+
+    def batch(self, size: int) -> Any:
+        of: Any = jax.ShapeDtypeStruct
+        steps = len(self.states) - 1
+        return Tokens(
+            of((size, self.length), "int32"), of((size,), "int32"), of((size,), "bool"), of((size, steps), "float32")
+        )

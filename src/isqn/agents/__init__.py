@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from isqn.agents import q_learning, sac, stream_q
+from isqn.agents import ilql, q_learning, sac, stream_q
 from isqn.agents.q_learning import Agent
 from isqn.types import EnvSpec, UserError
 
 if TYPE_CHECKING:
     from isqn.experiments.config import Config
 
-MAKERS = {"dqn": q_learning.make, "stream-q": stream_q.make, "sac": sac.make, "cql": q_learning.make}
+MAKERS: dict[str, Callable[..., Agent]] = {
+    "dqn": q_learning.make,
+    "stream-q": stream_q.make,
+    "sac": sac.make,
+    "cql": q_learning.make,
+    "ilql": ilql.make,
+}
 
 
 def make(config: Config, spec: EnvSpec) -> Agent:

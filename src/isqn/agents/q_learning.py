@@ -47,12 +47,12 @@ class Agent(NamedTuple):
     # state, frame; reward of the step that led to it and whether it ended, if one did -> state, what is learned of it
     observe: Callable[..., tuple[AgentState, Array]]
     act: Callable[[AgentState, Array, Array, Array, Array], Choice]  # state, obs, epsilon, step, episode
-    update: Callable[[AgentState, Transition], tuple[AgentState, Metrics]]
+    update: Callable[[AgentState, Any], tuple[AgentState, Metrics]]  # state, a batch of transitions or of games
     refresh: Callable[[AgentState], AgentState]  # every T steps
     sync: Callable[[AgentState], AgentState]  # every D steps (i-QN)
     losses: Callable[..., tuple[Array, Any]]  # params, statistics, copies, batch -> loss of each pair, rest
-    look: Callable[[AgentState, Transition], tuple[list[Array], Array]]  # every ReLU's output, the shared features
-    network: Network
+    look: Callable[[AgentState, Any], tuple[list[Array], Array]]  # of a batch: every ReLU's output, the shared features
+    network: Any  # a `Network`, or where tokens are written a `ValueNetwork`
     refreshes: bool  # whether the trainer has to call `refresh`
     acts_by: tuple[str, ...] = ("params", "statistics", "meta")  # the parts of the state, with the seed, that act needs
     streams: bool = False  # whether each step is learned from once, when it comes

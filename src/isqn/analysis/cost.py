@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import jax
 
 from isqn import agents
+from isqn.agents.ilql import make_writer
 from isqn.compiler import jit
 from isqn.experiments.config import Config
 from isqn.types import EnvSpec, num_bytes
@@ -39,7 +40,7 @@ class Size(NamedTuple):
 def size(config: Config, spec: EnvSpec) -> Size:
     """Of one agent, from its shapes: nothing is compiled or allocated."""
     state = jax.eval_shape(agents.make(config, spec).init, 0)
-    policy = state.policy and state.policy._replace(statistics=())
+    policy = state.policy._replace(statistics=()) if hasattr(state.policy, "statistics") else state.policy
     return Size(
         parameters=_count((state.params, policy)),
         copied_parameters=_count(state.copies),
@@ -57,6 +58,13 @@ def flops_per_update(config: Config, spec: EnvSpec) -> float:
     state = jax.eval_shape(agent.init, 0)
     compiled = jit(agent.update, donate_argnums=0).lower(state, config.seen(spec).batch(config.batch_size)).compile()
     return float((compiled.cost_analysis() or {}).get("flops", math.nan))
+
+
+def flops_per_game(config: Config, spec: Any) -> float:
+    """Of one pass through all networks, from the compiler's analysis before it compiles, which takes a minute."""
+    state = jax.eval_shape(agents.make(config, spec).init, 0)
+    lowered = jax.jit(make_writer(config, spec, unroll=True).loss).lower(state, spec.batch(1))
+    return float((lowered.cost_analysis() or {}).get("flops", math.nan))
 
 
 def _count(tree: Any) -> int:

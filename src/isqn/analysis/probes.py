@@ -42,15 +42,19 @@ def probe_features(agent: Agent, state: AgentState, batch: Transition) -> dict[s
     """Rank and dormant units of a network on the states of a batch; with several heads, how alike they are."""
     units, features = jit(agent.look)(state._replace(optimizer=(), probe=()), batch)
     found = {"effective_rank": effective_rank(np.asarray(features)), "dormant_share": dormant_share(units)}
-    heads = state.params["heads"]
-    found |= {"head_cosine": head_cosine(heads)} if len(heads["bias"]) > 1 else {}
+    cosine = head_cosine(state.params["heads"])
+    found |= {} if cosine is None else {"head_cosine": cosine}
     return found | ({"batch_norm_deviation": batch_norm_deviation(units)} if state.statistics else {})
 
 
-def head_cosine(heads: Params) -> float:
-    """Between the weights of neighbouring heads, the mean over them: moving averages pull heads together."""
-    kernels = np.asarray(heads["kernel"], np.float64)
-    rows = kernels.reshape(len(kernels), -1)
+def head_cosine(heads: Params) -> float | None:
+    """Between the weights of neighbouring heads, the mean over them: moving averages pull heads together. None if there
+    is only one."""
+    leaves = jax.tree_util.tree_leaves_with_path(heads)
+    kernels = [np.asarray(leaf, np.float64) for path, leaf in leaves if path[-1].key == "kernel"]
+    if len(kernels[0]) == 1:
+        return None
+    rows = np.concatenate([kernel.reshape(len(kernel), -1) for kernel in kernels], axis=1)
     rows = rows / np.linalg.norm(rows, axis=1, keepdims=True)
     return float((rows[1:] * rows[:-1]).sum(axis=1).mean())
 

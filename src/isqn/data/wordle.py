@@ -1,4 +1,4 @@
-"""Games of Wordle to learn from: colours that people shared, and words that fit them.
+"""Games of Wordle to learn from: colours that people shared, and words that fit them; or games of players by rule.
 
 The public data of ILQL (Snell et al. 2023) are tweets, of which only the colours are known. A game is made of one by
 drawing a hidden word, and for each row a word with those colours. Where the tweets are not to be had, players are
@@ -8,9 +8,14 @@ simulated and written as tweets, which then go the same way.
 from __future__ import annotations
 
 import csv
+import hashlib
 import json
+import os
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import date, timedelta
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,9 +23,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from isqn.data.files import replace_text
-from isqn.envs.wordle import END_ACTION, LETTERS, SOLVED, TRIES, Games, encode, table
-from isqn.envs.words import DAYS, FIRST_DAY, listed
-from isqn.types import UserError
+from isqn.envs.wordle import END_ACTION, LETTERS, SOLVED, SPEC, TRIES, Games, encode, table
+from isqn.envs.wordle_players import informed, mixture, play, repeating
+from isqn.envs.words import COMMON, DAYS, FIRST_DAY, find_words, listed
+from isqn.keys import host_generator
+from isqn.types import Tokens, UserError
 
 Array = NDArray[Any]
 
@@ -224,9 +231,9 @@ class Trajectories(NamedTuple):
         return -((self.guesses >= 0) & (self.guesses != self.hidden[:, None])).sum(axis=1)
 
 
-def retrofit(grids: Array, fitting: Fitting, count: int, seed: int) -> Trajectories:
+def retrofit(grids: Array, fitting: Fitting, count: int, rng: np.random.Generator) -> Trajectories:
     """So many games: a grid and a hidden word at random, and again if some row has no word."""
-    rng, found, tries = np.random.default_rng(seed), list[tuple[Array, Array]](), 0
+    found, tries = list[tuple[Array, Array]](), 0
     while (have := sum(len(hidden) for hidden, _ in found)) < count:
         tries += 1
         if tries > 1_000 and not have:
@@ -235,18 +242,6 @@ def retrofit(grids: Array, fitting: Fitting, count: int, seed: int) -> Trajector
         hidden, guesses, fits = fitting.draw(chosen, rng)
         found.append((hidden[fits], guesses[fits]))
     return Trajectories(*(np.concatenate(parts)[:count] for parts in zip(*found, strict=True)))
-
-
-class Tokens(NamedTuple):
-    """Games as tokens, and what is learned at each step of an agent, 36 at most.
-
-    The step i of guess j starts from the token at 12 j + i, because every guess has five letters.
-    """
-
-    tokens: Array  # (games, 74)
-    num_guesses: Array  # (games,)
-    finished: Array  # (games,): a game that was shared too early has no end
-    rewards: Array  # (games, 36)
 
 
 def to_tokens(games: Trajectories, words: Array, *, official: bool = False) -> Tokens:
@@ -258,3 +253,100 @@ def to_tokens(games: Trajectories, words: Array, *, official: bool = False) -> T
         for place, column in enumerate(letters.T):
             rewards[:, turn * (LETTERS + 1) + place] = board.step(column, count > turn)
     return Tokens(board.tokens, count, board.over, rewards)
+
+
+# -- what is learned from
+
+HELD_OUT = 0.05  # of the games of a file that says nothing about it
+SUBSTITUTE = "simulated, in place of the tweets that ILQL learned from"
+
+
+@dataclass(frozen=True)
+class Source:
+    """Games without end: each is made when it is asked for, by the numbers that it is given."""
+
+    words: list[str]
+    official: bool
+    draw: Callable[[int, np.random.Generator, bool], Trajectories]  # how many, by what; whether nobody learns from them
+    folder: str  # where they are from, in a word
+    about: str
+    spec = SPEC
+
+    def sample(self, count: int, rng: np.random.Generator, *, held_out: bool = False) -> Tokens:
+        return to_tokens(self.draw(count, rng, held_out), encode(self.words), official=self.official)
+
+    @cached_property
+    def digest(self) -> str:
+        """Of what it gives: the first games say it all."""
+        first = self.sample(64, host_generator(0, "digest"))
+        return hashlib.sha256(b"".join(np.asarray(column).tobytes() for column in first)).hexdigest()
+
+    def describe(self) -> str:
+        return f"{self.about}; {len(self.words)} words"
+
+    def origin(self) -> dict[str, Any]:
+        return {"games": self.about, "words": len(self.words), "sha256": self.digest}
+
+
+def of_players(words: list[str], careless_share: float, *, official: bool = False) -> Source:
+    """Of those who choose what tells most, and who, at so many of their guesses, repeat themselves."""
+    letters = encode(words)
+    patterns = table(letters, letters, official=official)
+    player = mixture(careless_share, repeating, informed(patterns))
+
+    def draw(count: int, rng: np.random.Generator, held_out: bool) -> Trajectories:
+        hidden = rng.integers(len(words), size=count)
+        return Trajectories(hidden, play(player, patterns, hidden, rng).guesses)
+
+    about = f"games of players by rule, {careless_share:.0%} of their guesses careless"
+    return Source(words, official, draw, "players", about)
+
+
+def of_file(path: Path, words: list[str], *, official: bool = False, about: str = "") -> Source:
+    """Of the JSON file that ILQL publishes, or of tweets."""
+    grids = read_published(path) if path.suffix == ".json" else read_tweets(path)
+    learned, held_out = _parts(path, len(grids.rows))
+    fitting = Fitting(encode(words), official=official)
+
+    def draw(count: int, rng: np.random.Generator, of_held_out: bool) -> Trajectories:
+        return retrofit(grids.rows[held_out if of_held_out else learned], fitting, count, rng)
+
+    return Source(words, official, draw, str(path), about or f"{path.name}: {grids.summary()}")
+
+
+def _parts(path: Path, count: int) -> tuple[Array, Array]:
+    """Numbers of the games to learn from, and of the others: as two files beside the JSON file say, or by chance."""
+    names = [path.with_name(f"human_{part}_idxs.json") for part in ("train", "eval")]
+    if path.suffix != ".json" or not all(name.is_file() for name in names):
+        order = host_generator(0, "held-out", count).permutation(count)
+        last = count - max(1, int(HELD_OUT * count))
+        return order[:last] if last else order, order[last:]
+    parts = []
+    for name in names:
+        try:
+            numbers = np.array(json.loads(name.read_text()), np.int64)
+        except (OSError, ValueError, TypeError, OverflowError):
+            numbers = np.array([], int)
+        if not numbers.size or numbers.ndim != 1 or not 0 <= numbers.min() <= numbers.max() < count:
+            raise UserError(f"{name} must be a list of numbers of games of {path.name}, from 0 to {count - 1}.")
+        parts.append(numbers)
+    return parts[0], parts[1]
+
+
+def of_people(count: int, words: list[str], *, official: bool = False, seed: int = 0) -> Source:
+    """Of people who are simulated; their tweets are kept, because it takes a while."""
+    try:
+        vocabulary, of = find_words("answers"), "answers"
+    except UserError:
+        vocabulary, of = [*COMMON], "common"
+    path = cache_folder() / f"wordle-people-{count}-{of}-{seed}.csv"
+    if not path.is_file():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_tweets(path, simulate(count, seed, vocabulary, People()))
+    about = f"{count:,} games of people who know {len(vocabulary):,} words, {SUBSTITUTE}"
+    return of_file(path, words, official=official, about=about)
+
+
+def cache_folder() -> Path:
+    """Where what can be made again is kept: $XDG_CACHE_HOME, or ~/.cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "isqn"

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from isqn.envs.words import find_words
+from isqn.types import TextSpec
 
 Array = NDArray[Any]
 
@@ -25,6 +26,17 @@ NUM_TOKENS = len(NAMES)
 ACTION_TOKENS = LETTERS + 1  # of a guess: its letters and the end
 LENGTH = TRIES * (2 * LETTERS + 2) + 2  # of the longest game
 SOLVED = 0  # the code of a row that is all green
+SPEC = TextSpec(
+    ENV_ID,
+    "simplified-colours-v1",
+    (LENGTH,),
+    "int32",
+    NUM_TOKENS,
+    pad=PAD,
+    action_tokens=ACTION_TOKENS,
+    answer_tokens=LETTERS + 1,
+    most_actions=TRIES,
+)
 
 
 def encode(words: list[str]) -> Array:
@@ -175,19 +187,20 @@ class WordleEnvironment(gym.Env):
 
 
 SQUARES = {"g": "\x1b[30;42m", "y": "\x1b[30;43m", "b": "\x1b[37;100m"}
+EMOJI = {"g": "🟩", "y": "🟨", "b": "⬛"}
 
 
-def board(tokens: Array) -> str:
-    """A game as a terminal shows it."""
-    lines = []
-    for guess, told in guesses_of(tokens):
-        if told is None:
-            lines.append(f"{guess or 'nothing'} is no guess of five letters")
-        else:
-            lines.append(
-                "".join(f"{SQUARES[c]} {letter.upper()} \x1b[0m" for letter, c in zip(guess, told, strict=True))
-            )
-    return "\n".join(lines)
+def row(guess: str, told: str | None, *, colour: bool = True) -> str:
+    """A guess as a terminal shows it, or as a text that can be kept."""
+    if told is None:
+        return f"{guess or 'nothing'} is no guess of five letters"
+    if not colour:
+        return f"{guess} {''.join(EMOJI[c] for c in told)}"
+    return "".join(f"{SQUARES[c]} {letter.upper()} \x1b[0m" for letter, c in zip(guess, told, strict=True))
+
+
+def board(tokens: Array, *, colour: bool = True) -> str:
+    return "\n".join(row(guess, told, colour=colour) for guess, told in guesses_of(tokens))
 
 
 def register() -> None:

@@ -1,6 +1,7 @@
 """Players of Wordle that follow a rule: what an agent is compared with, and what datasets are made of.
 
-A player sees which words of the list are still possible in each game, (games, words), and names one for each.
+A player sees which words of the list are still possible in each game, (games, words), and what was guessed in it,
+(games, turns), and names a word for each.
 """
 
 from __future__ import annotations
@@ -14,25 +15,30 @@ from numpy.typing import NDArray
 from isqn.envs.wordle import SOLVED, TRIES
 
 Array = NDArray[Any]
-Player = Callable[[Array, np.random.Generator], Array]
+Player = Callable[[Array, Array, np.random.Generator], Array]
 
 
-def at_random(possible: Array, rng: np.random.Generator) -> Array:
+def at_random(possible: Array, guessed: Array, rng: np.random.Generator) -> Array:
     """Any word of the list."""
     return rng.integers(possible.shape[1], size=len(possible))
 
 
-def consistent(possible: Array, rng: np.random.Generator) -> Array:
+def consistent(possible: Array, guessed: Array, rng: np.random.Generator) -> Array:
     """Any word that is still possible."""
     return np.argmax(possible * (1 - rng.random(possible.shape)), axis=1)
+
+
+def repeating(possible: Array, guessed: Array, rng: np.random.Generator) -> Array:
+    """What was guessed first, again and again; at first any word."""
+    return guessed[:, 0] if guessed.shape[1] else at_random(possible, guessed, rng)
 
 
 def mixture(share: float, often: Player, else_: Player) -> Player:
     """One player in this share of all guesses, and another one in the rest."""
 
-    def play(possible: Array, rng: np.random.Generator) -> Array:
+    def play(possible: Array, guessed: Array, rng: np.random.Generator) -> Array:
         chosen = rng.random(len(possible)) < share
-        return np.where(chosen, often(possible, rng), else_(possible, rng))
+        return np.where(chosen, often(possible, guessed, rng), else_(possible, guessed, rng))
 
     return play
 
@@ -51,7 +57,7 @@ def informed(patterns: Array) -> Player:
             told[guess] = -(sizes * np.log(sizes)).sum()
         return words[np.isclose(told, told.max())]
 
-    def play(possible: Array, rng: np.random.Generator) -> Array:
+    def play(possible: Array, guessed: Array, rng: np.random.Generator) -> Array:
         keys = [row.tobytes() for row in np.packbits(possible, axis=1)]
         for key, row in zip(keys, possible, strict=True):
             if key not in best:
@@ -77,7 +83,7 @@ def play(player: Player, patterns: Array, hidden: Array, rng: np.random.Generato
     guesses = np.full((count, TRIES), -1)
     going = np.arange(count)
     for turn in range(TRIES):
-        chosen = player(possible[going], rng)
+        chosen = player(possible[going], guesses[going, :turn], rng)
         guesses[going, turn] = chosen
         told = patterns[chosen, hidden[going]]
         possible[going] &= patterns[chosen] == told[:, None]

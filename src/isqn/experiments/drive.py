@@ -125,7 +125,7 @@ def train(
 
 def datasets(study: Study, pending: list[Job], out: Path) -> dict[str, tuple[str, int]]:
     """Those that jobs learn from: what is played there, and the seed of the run that logs it."""
-    needed = {job.config.dataset for job in pending if job.config.is_offline}
+    needed = {job.config.dataset for job in pending if job.config.dataset}
     wanted = {
         cell.config_in(out, (seed,)).dataset: (cell.task, seed if "{seed}" in cell.config.dataset else 0)
         for cell in study.cells

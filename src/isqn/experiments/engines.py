@@ -23,12 +23,13 @@ from typing import Any, NamedTuple, Protocol
 
 from isqn.experiments import worker
 from isqn.experiments.config import Config, seed_dir
-from isqn.train import record
+from isqn.train import parallel, record
 from isqn.train.progress import free_memory
 from isqn.types import UserError
 
 RETRIES = 3  # of a job whose process was killed
 LOST = -signal.SIGKILL  # the exit code of a process that ended without one
+HOSTS_SECONDS = 600  # that the hosts of one run may take to be free
 
 
 class Job(NamedTuple):
@@ -167,9 +168,13 @@ def gpu_environment(slot: int, slots: int, gpus: Sequence[str]) -> dict[str, str
 # -- what Ray and SLURM run on another machine ---------------------------------------------------------------
 
 
-def execute(job: Job, begun: Callable[[subprocess.Popen[bytes]], None] = lambda _: None) -> int:
+def execute(
+    job: Job,
+    environment: dict[str, str] | None = None,
+    begun: Callable[[subprocess.Popen[bytes]], None] = lambda _: None,
+) -> int:
     """A job from beginning to end, as seen from the process that a scheduler gave us; its exit code."""
-    process = _spawn(job, {})
+    process = _spawn(job, environment or {})
     begun(process)
     try:
         return _watch(process)
@@ -196,9 +201,9 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 class Ray:
-    """Tasks of a cluster, or of one that is started here."""
+    """Tasks of a cluster, or of one that is started here; a job of several hosts is a task on each."""
 
-    def __init__(self, workers: int, address: str | None, gpus: float):
+    def __init__(self, workers: int, address: str | None, gpus: float, hosts: int = 1):
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no telemetry
         self._ray = _import("ray", "ray")
         quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
@@ -215,11 +220,36 @@ class Ray:
         there = self._ray.cluster_resources().get("GPU", 0)
         if not 0 <= gpus <= (math.inf if address else there):  # a cluster may grow
             raise UserError(f"--gpus is {gpus:g}; it must be from 0 to the {there:g} GPUs of this machine.")
-        self._task = self._ray.remote(num_cpus=1, num_gpus=gpus, max_retries=0)(execute)
+        self._hosts, self._share = hosts, {"CPU": 1, "GPU": gpus}
+        self._task, self._address = (
+            self._ray.remote(num_cpus=1, num_gpus=gpus, max_retries=0)(function) for function in (execute, free_address)
+        )
+        self._group: Any = None  # the hosts, which one job after the other has
+        self._started: list[RayHandle] = []
 
     def start(self, jobs: Sequence[Job]) -> Sequence[tuple[Job, RayHandle]]:
-        """All of them: Ray waits for room."""
-        return [(job, RayHandle(self._ray, self._task.remote(job))) for job in jobs]
+        """All of them, as Ray waits for room; one at a time of those that need several hosts, which meet first."""
+        if self._hosts == 1:
+            return [(job, RayHandle(self._ray, [self._task.remote(job)])) for job in jobs]
+        if not jobs or any(handle.poll() is None for handle in self._started):
+            return []
+        self._started = [RayHandle(self._ray, self._together(jobs[0]))]
+        return [(jobs[0], self._started[0])]
+
+    def _together(self, job: Job) -> list[Any]:
+        """A task on each host, the first of which is where the others find it."""
+        if self._group is None:
+            group = importlib.import_module("ray.util").placement_group([self._share] * self._hosts, strategy="SPREAD")
+            if not group.wait(HOSTS_SECONDS):
+                raise UserError(f"--hosts is {self._hosts}; the cluster had no room for so many in {HOSTS_SECONDS} s.")
+            self._group = group
+        strategy = importlib.import_module("ray.util.scheduling_strategies").PlacementGroupSchedulingStrategy
+        places = [strategy(self._group, placement_group_bundle_index=host) for host in range(self._hosts)]
+        address = self._ray.get(self._address.options(scheduling_strategy=places[0]).remote())
+        return [
+            self._task.options(scheduling_strategy=place).remote(job, parallel.environment(address, self._hosts, host))
+            for host, place in enumerate(places)
+        ]
 
     def close(self) -> None:
         self._ray.shutdown()
@@ -232,23 +262,44 @@ def _require_answer(address: str) -> None:
         socket.create_connection((host, int(port)), timeout=10).close()
 
 
+def free_address() -> str:
+    """Of this host, as others reach it, with a port that nobody listens on."""
+    here = importlib.import_module("ray.util").get_node_ip_address()
+    with socket.socket() as listening:
+        listening.bind((here, 0))
+        return f"{here}:{listening.getsockname()[1]}"
+
+
 class RayHandle(NamedTuple):
     ray: Any
-    reference: Any
+    references: list[Any]  # one for each host
 
     def poll(self) -> int | None:
-        done, _ = self.ray.wait([self.reference], timeout=0)
-        if not done:
+        done, going = self.ray.wait(self.references, num_returns=len(self.references), timeout=0)
+        codes = [self._code(reference) for reference in done]
+        if going and not any(codes):
             return None
+        for reference in going:  # one has failed, and the others would wait for it
+            self.ray.cancel(reference)
+        return worst(codes)
+
+    def _code(self, reference: Any) -> int:
         try:
-            return int(self.ray.get(self.reference))
+            return int(self.ray.get(reference))
         except self.ray.exceptions.TaskCancelledError:
             return worker.INTERRUPTED
         except self.ray.exceptions.RayError:
             return LOST
 
     def stop(self) -> None:
-        self.ray.cancel(self.reference)
+        for reference in self.references:
+            self.ray.cancel(reference)
+
+
+def worst(codes: Sequence[int]) -> int:
+    """Of the processes of one job: a failure before a stop, and a stop before one that is lost with the others."""
+    order = (worker.FAILED, worker.INTERRUPTED)
+    return next((code for code in order if code in codes), next((code for code in codes if code), worker.DONE))
 
 
 # -- SLURM -----------------------------------------------------------------------------------------------------
@@ -257,7 +308,7 @@ class RayHandle(NamedTuple):
 class Slurm:
     """Jobs of an array. `cluster="local"` runs the same without SLURM, to try it."""
 
-    def __init__(self, folder: Path, workers: int, cluster: str, parameters: dict[str, Any]):
+    def __init__(self, folder: Path, workers: int, cluster: str, parameters: dict[str, Any], hosts: int = 1):
         submitit = _import("submitit", "slurm")
         self._local = cluster == "local"
         self._room = workers if self._local else math.inf  # SLURM waits for room by itself
@@ -267,6 +318,8 @@ class Slurm:
         except (RuntimeError, ValueError) as error:
             raise UserError(f"--engine slurm cannot start: {str(error).partition(chr(10))[0]}") from None
         defaults = {"name": "isqn", "timeout_min": 24 * 60, "cpus_per_task": 1}
+        if hosts > 1:  # the one machine of --cluster local is as many
+            defaults |= {"tasks_per_node": hosts} if self._local else {"nodes": hosts, "tasks_per_node": 1}
         try:
             self._executor.update_parameters(**defaults | parameters)
         except (NameError, TypeError, ValueError, AssertionError) as error:
@@ -293,7 +346,7 @@ class Preemptible:
     process: subprocess.Popen[bytes] | None = None
 
     def __call__(self, job: Job) -> int:
-        return execute(job, self._begun)
+        return execute(job, _meeting(), self._begun)
 
     def _begun(self, process: subprocess.Popen[bytes]) -> None:
         self.process = process
@@ -311,6 +364,18 @@ class Preemptible:
         return DelayedSubmission(Preemptible(), job)
 
 
+def _meeting() -> dict[str, str]:
+    """For a job of several tasks: where the first one is, on a port that follows from the job's number."""
+    from submitit import JobEnvironment
+
+    here = JobEnvironment()
+    if here.num_tasks == 1:
+        return {}
+    host = "127.0.0.1" if here.cluster == "local" else here.hostnames[0]
+    port = 20_000 + sum(ord(digit) * 31**place for place, digit in enumerate(here.job_id)) % 40_000
+    return parallel.environment(f"{host}:{port}", here.num_tasks, here.global_rank)
+
+
 class SlurmHandle(NamedTuple):
     job: Any
     local: bool
@@ -321,7 +386,7 @@ class SlurmHandle(NamedTuple):
         if self.local and not self.job.paths.result_pickle.exists():
             return LOST  # submitit would wait 15 s, for network file systems
         try:
-            return int(self.job.result())
+            return worst([int(code) for code in self.job.results()])
         except Exception:  # submitit's many: killed, out of memory, lost, failed
             return LOST
 
@@ -336,8 +401,12 @@ def _import(name: str, extra: str) -> Any:
         raise UserError(f'--engine {extra} needs `pip install "isqn[{extra}]"`.') from None
 
 
-def require_flags(name: str, address: str | None, gpus: float, cluster: str, parameters: Sequence[str]) -> None:
+def require_flags(
+    name: str, address: str | None, gpus: float, cluster: str, parameters: Sequence[str], hosts: int = 1
+) -> None:
     """A flag of another engine would do nothing."""
+    if hosts > 1 and name == "local":
+        raise UserError(f"--hosts is {hosts}; it is for --engine ray or slurm, and the engine is local.")
     for flag, given, needed in (
         ("--address", address is not None, "ray"),
         ("--gpus", gpus != 0, "ray"),
@@ -349,13 +418,20 @@ def require_flags(name: str, address: str | None, gpus: float, cluster: str, par
 
 
 def make(
-    name: str, out: Path, workers: int | None, address: str | None, gpus: float, cluster: str, parameters: Sequence[str]
+    name: str,
+    out: Path,
+    workers: int | None,
+    address: str | None,
+    gpus: float,
+    cluster: str,
+    parameters: Sequence[str],
+    hosts: int = 1,
 ) -> Engine:
     """By the words of the command line."""
     if name == "local":
         return Local(workers or default_workers())
     if name == "ray":
-        return Ray(workers or default_workers(), address, gpus)
+        return Ray(max(hosts, workers or default_workers()), address, gpus, hosts)
     more: dict[str, Any] = {"slurm_array_parallelism": workers} if workers and cluster != "local" else {}
     for word in parameters:
         key, equals, value = word.partition("=")
@@ -365,7 +441,7 @@ def make(
             more[key] = json.loads(value)  # numbers and lists
         except ValueError:
             more[key] = value
-    return Slurm(out / "logs" / "submitit", workers or default_workers(), cluster, more)
+    return Slurm(out / "logs" / "submitit", workers or default_workers(), cluster, more, hosts)
 
 
 def default_workers() -> int:

@@ -104,34 +104,50 @@ _DMC_HARD = _DMC | {
     "log_period_steps": 1_000,
 }
 # Paper, Table 3.
-_WORDLE = {
-    "env_id": "isqn/Wordle-v0",
-    "dataset": "wordle-twitter",
+_WORDLE = AGENTS["ilql"] | {
     "discount": 0.99,
-    "vocabulary_size": 35,
-    "reward_incorrect": -1.0,
-    "reward_correct": 0.0,
     "batch_size": 1_024,
-    "policy_torso": "gpt2-small",
-    "torso": "gpt2-small",
+    "num_layers": 12,  # GPT-2 small
+    "model_width": 768,
+    "attention_heads": 12,
+    "num_positions": 1_024,
     "dropout": 0.1,
     "head_hidden_size": 1_536,
-    "activation": "relu",  # of the heads; GPT-2 has its own
-    "total_updates": 600_000,
+    "num_updates": 37_500,  # each of 16 micro-batches, which make the paper's 600,000 gradient steps: see below
     "target_step_size": 5e-3,
     "learning_rate": 1e-5,
-    "optimizer": "adam",
     "inverse_temperature": 4.0,
     "conservative_weight": 1e-4,
     # not in the paper; the code of ILQL (Snell et al. 2023), which the paper's is a fork of
-    "micro_batch_size": 64,  # 16 of them are a batch; that code counts each of them as a step
-    "target_update_period_updates": 1,
+    "micro_batch_size": 64,  # that code counts each of them as a step
+    "target_update_period": 1,
     "adam_epsilon": 1e-8,
-    "twin_q": True,  # without, TB-ILQL would not have the paper's 264M parameters
-    "expectile": 0.7,
-    "max_guesses": 6,
+    "expectile_level": 0.7,
+    "word_list": "answers-200",
     # not in the paper; ours
-    "epoch_updates": 10_000,
+    "epoch_updates": 625,  # 60 evaluations
+    "log_period_updates": 25,
+    "evaluation_games": 1_024,
+}
+# Ours: 40 words, and players who are careless in most of their guesses, so that it matters what is worth guessing.
+# Greedy games of the same word are alike: 40 of them are all there are.
+_WORDLE_MINI = AGENTS["ilql"] | {
+    "discount": 0.99,
+    "batch_size": 32,
+    "num_layers": 2,
+    "model_width": 64,
+    "attention_heads": 4,
+    "num_positions": 74,
+    "dropout": 0.0,
+    "head_hidden_size": 128,
+    "learning_rate": 1e-3,
+    "num_words": 40,
+    "players": "mixture",
+    "careless_share": 0.6,
+    "num_updates": 2_000,
+    "epoch_updates": 200,
+    "log_period_updates": 50,
+    "evaluation_games": 40,
 }
 # Paper, appendix A, "Streaming RL setup", and section 5.5; what it does not change is Table 1's.
 _STREAM = AGENTS["stream-q"] | {
@@ -309,6 +325,7 @@ PRESETS: dict[str, Preset] = {
         agent="cql",
     ),
     "wordle": Preset("ILQL with GPT-2 small on Wordle", _WORDLE, agent="ilql"),
+    "wordle-mini": Preset("the same with two small layers and 20 words, on a laptop", _WORDLE_MINI, agent="ilql"),
     # Ours: the sizes of Young & Tian 2019, the paper's update period and schedule in proportion.
     "minatar": Preset(
         "MinAtar in the compiled loop",
@@ -369,12 +386,10 @@ def preset_config(name: str, agent: str | None = None) -> Config:
     if name not in PRESETS:
         raise UserError(f"The preset {name!r} is not known; {nearest(name, presets_of(agent) if agent else PRESETS)}")
     preset = PRESETS[name]
-    if preset.agent not in AGENTS or agent not in (None, preset.agent):
-        wanted = agent or "dqn"
-        absent = "" if preset.agent in AGENTS else ", which this version does not have"
+    if agent not in (None, preset.agent):
         raise UserError(
-            f"--preset {name} is for `isqn train {preset.agent}`{absent}; "
-            f"the presets of `isqn train {wanted}` are {', '.join(presets_of(wanted))}."
+            f"--preset {name} is for `isqn train {preset.agent}`; "
+            f"the presets of `isqn train {agent}` are {', '.join(presets_of(agent))}."
         )
     return Config(agent=preset.agent, **preset.fields)
 
@@ -386,6 +401,8 @@ def preset_for(env_id: str, agent: str = "dqn") -> str:
             return "continuous"
         hard = env_id.removeprefix("dm_control/").removesuffix("-v0") in DMC_HARD_7
         return "dmc-hard" if hard else "dmc-small"
+    if agent == "ilql":
+        return "wordle-mini"
     kind = {"stream-q": "-stream", "cql": "-cql"}.get(agent, "")
     if env_id.startswith("ALE/"):
         return f"atari{kind or '-cnn-ln'}"

@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Any
 
 from isqn.envs.scores import ATARI_15, BATCH_NORM_5, DMC_HARD_7, IMPALA_10, META_3, OFFLINE_10, STREAMING_7
-from isqn.experiments.config import AGENTS, nearest, slug
+from isqn.experiments.config import nearest, slug
 from isqn.experiments.study import Study
 from isqn.types import UserError
 
@@ -139,7 +139,7 @@ PAPER: dict[str, Table] = {
     },
     "language": {
         "agent": "ilql",
-        "tasks": ({"env_id": "isqn/Wordle-v0"},),
+        "tasks": ({"env_id": "isqn/Wordle-v0", "random_score": -6.0, "reference_score": 0.0},),  # the worst, the best
         "methods": (TB, TF, iterated(1, 9)),
         "settings": {"preset": "wordle"},
         "baseline": "TB-ILQL",
@@ -240,6 +240,7 @@ MINI: dict[str, Table] = {
         "settings": {"preset": "dmc-small", "analysis": True},
         "seeds": FRESH,
     },
+    "language": {"settings": {"preset": "wordle-mini"}, "seeds": FRESH},
     # nothing was tuned: the settings are the paper's and those of the code of Stream Q on MinAtar
     "streaming": {
         "tasks": tuple({"env_id": task["env_id"]} for task in MINATAR),
@@ -291,7 +292,6 @@ MINI: dict[str, Table] = {
 def find_study(name: str, scale: str) -> Study:
     if name not in QUESTIONS:
         raise UserError(f"There is no study {name!r}; {nearest(name, QUESTIONS)} A study of your own is a .toml file.")
-    scale = scale if name in MINI else "paper"  # declared ones have no mini scale yet
     fields = PAPER[name] | (MINI[name] if scale == "mini" else {})
     question, paper = QUESTIONS[name]
     defaults: Table = {"baseline": "TB-DQN", "seeds": FRESH if scale == "mini" else tuple(range(5))}
@@ -310,12 +310,3 @@ def command(study: Study) -> str:
                 out = ["--out", "FOLDER"] if words else []  # a part goes into a folder of its own
                 return " ".join(["isqn study", study.name, "--scale", study.scale, *words, *out])
     return "isqn study study.toml"  # the file that the report shows
-
-
-def require_agent(study: Study) -> None:
-    """Declared studies say so when they are run."""
-    if study.agent not in AGENTS:
-        raise UserError(
-            f"The study {study.name} needs the agent {study.agent}, which this version does not have; "
-            "`isqn list studies` shows which can be run."
-        )

@@ -34,7 +34,7 @@ from isqn.experiments.config import (
     slug,
     toml_value,
 )
-from isqn.experiments.presets import PRESETS, preset_config, preset_for, presets_of
+from isqn.experiments.presets import preset_config, preset_for, presets_of
 from isqn.schemes import SCHEMES
 from isqn.types import UserError
 
@@ -96,8 +96,7 @@ class Study:
         where = f"study {self.name}"
         for name in ("name", "scale"):
             _require_folder_name(getattr(self, name), f"{where}: {name}")
-        agents = dict.fromkeys(preset.agent for preset in PRESETS.values())
-        _require_one_of(agents, self.agent, f"{where}: agent", "an agent")
+        _require_one_of(AGENTS, self.agent, f"{where}: agent", "an agent")
         for name in ("seeds", "tasks", "methods"):
             if not getattr(self, name):
                 raise UserError(f"{where}: {name} is empty; give at least one.")
@@ -117,8 +116,7 @@ class Study:
                 raise UserError(f"{where}: datasets are for the agent cql.")
             self._check_settings(self.datasets, f"{where}: datasets", *PART, agent="dqn")
             require_part(**self.part, where=f"{where}: datasets: ")
-        if self.agent in AGENTS:  # the methods of others are settings that this version does not have
-            self._check_grid(where)
+        self._check_grid(where)
 
     @property
     def part(self) -> dict[str, Any]:
@@ -131,7 +129,7 @@ class Study:
         agent = agent or self.agent
         known = ("preset", *SETTINGS, *more)
         for key, value in table.items():
-            if agent in AGENTS and key not in known:
+            if key not in known:
                 said = f"a study says it by `{OF_A_STUDY[key]}`." if key in OF_A_STUDY else ""
                 hint = said or nearest_setting(key, known, HELP)
                 raise UserError(f"{where} sets {key!r}, which is not a setting there; {hint}")
@@ -184,7 +182,7 @@ class Study:
             _require_one_of(SETTINGS, self.panels, f"{where}: panels", "a setting", HELP)
         first = self.cells[: len(self.cells) // len(self.tasks)]  # on the first task
         for cell in self.cells:
-            if cell.config.is_offline and not cell.config.dataset:
+            if self.agent == "cql" and not cell.config.dataset:
                 raise UserError(f"{where}: {cell.task} has no dataset; give its folder, inside that of the study.")
             place = Path(cell.config.dataset.replace("{seed}", "0"))
             if place.is_absolute() or ".." in place.parts or "{" in str(place):

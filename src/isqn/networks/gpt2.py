@@ -19,6 +19,8 @@ from safetensors.numpy import load_file
 
 from isqn.types import Array, Params, UserError
 
+FEW_LAYERS = 4  # up to here each is compiled on its own: a third less time than a loop, which fills buffers before it
+
 
 @dataclass(frozen=True)
 class Size:
@@ -31,6 +33,7 @@ class Size:
     heads: int = 12
     dropout: float = 0.1
     rematerialise: bool = False  # compute the inside of a layer again for its gradient, to save memory
+    unroll: bool = False  # compile each layer on its own: the work of a loop is counted once, however long it is
     dtype: jnp.dtype = jnp.float32  # of matrix products; parameters stay float32
 
 
@@ -46,8 +49,10 @@ def empty_cache(size: Size, batch: int, length: int) -> Cache:
     return Cache(jnp.zeros(shape, size.dtype), jnp.zeros(shape, size.dtype))
 
 
-def _dense(size: Size, features: int, name: str, deviation: float = 0.02) -> nn.Dense:
-    return nn.Dense(features, dtype=size.dtype, kernel_init=nn.initializers.normal(deviation), name=name)
+def _dense(size: Size, x: Array, features: int, name: str, deviation: float = 0.02) -> Array:
+    layer = nn.Dense(features, dtype=size.dtype, kernel_init=nn.initializers.normal(deviation), name=name)
+    # all tokens as rows of one matrix: XLA's gradients of a product with two batch axes take up to twice as long
+    return layer(x.reshape(-1, x.shape[-1])).reshape(*x.shape[:-1], features)
 
 
 def _norm(name: str) -> nn.LayerNorm:
@@ -65,7 +70,7 @@ class Block(nn.Module):
         # the two that are added to the stream are smaller, as there are so many of them
         residual = 0.02 / (2 * size.layers) ** 0.5
         split = lambda y: y.reshape(*y.shape[:2], size.heads, -1).swapaxes(1, 2)  # noqa: E731 - (B, heads, T, width)
-        query, key, value = map(split, jnp.split(_dense(size, 3 * size.width, "attend")(_norm("norm_1")(x)), 3, -1))
+        query, key, value = map(split, jnp.split(_dense(size, _norm("norm_1")(x), 3 * size.width, "attend"), 3, -1))
         if cache is not None:
             put = jax.vmap(lambda old, new, place: jax.lax.dynamic_update_slice(old, new, (0, place, 0)))
             cache = Cache(put(cache.keys, key, places), put(cache.values, value, places))
@@ -74,9 +79,9 @@ class Block(nn.Module):
         weights = jax.nn.softmax(jnp.where(seen[:, None], scores, jnp.finfo(jnp.float32).min))
         weights = self._dropped(weights).astype(size.dtype)
         mixed = jnp.einsum("bhqk,bhkd->bhqd", weights, value).swapaxes(1, 2).reshape(x.shape)
-        x = x + self._dropped(_dense(size, size.width, "mix", residual)(mixed))
-        hidden = nn.gelu(_dense(size, 4 * size.width, "widen")(_norm("norm_2")(x)), approximate=True)
-        return x + self._dropped(_dense(size, size.width, "narrow", residual)(hidden)), cache
+        x = x + self._dropped(_dense(size, mixed, size.width, "mix", residual))
+        hidden = nn.gelu(_dense(size, _norm("norm_2")(x), 4 * size.width, "widen"), approximate=True)
+        return x + self._dropped(_dense(size, hidden, size.width, "narrow", residual)), cache
 
     def _dropped(self, x: Array) -> Array:
         return nn.Dropout(self.size.dropout, deterministic=not self.train)(x)
@@ -105,7 +110,9 @@ class GPT2(nn.Module):
         batch, length = tokens.shape
         start = jnp.zeros(batch, int) if places is None else places
         numbers = start[:, None] + jnp.arange(length)
-        x = embedding[tokens] + position[numbers]
+        # as a product, whose gradient is one too: that of an index adds up one by one
+        x = jax.nn.one_hot(tokens, size.vocabulary) @ embedding
+        x = x + (position[:length] if places is None else position[numbers])
         x = nn.Dropout(size.dropout, deterministic=not train)(x)
         keys = length if cache is None else cache.keys.shape[-2]
         seen = jnp.arange(keys) <= numbers[..., None]
@@ -118,6 +125,7 @@ class GPT2(nn.Module):
             split_rngs={"params": True, "dropout": True},
             in_axes=(0, nn.broadcast, nn.broadcast),
             length=size.layers,
+            unroll=size.layers if size.unroll or size.layers <= FEW_LAYERS else 1,
         )
         x, cache = layers(size, train, name="layers")(x, cache, seen, start)
         return _norm("norm")(x), cache

@@ -22,10 +22,12 @@ class ValueNetwork(NamedTuple):
     features: Callable[..., tuple[Array, Cache | None]]  # params, tokens, real, cache, places, dropout key -> (B, T, F)
     q: Callable[[Params, Array], Array]  # params, features (B, T, F) -> (2, B, T, H, tokens)
     v: Callable[[Params, Array], Array]  # params, features (B, S, F) -> (B, S, H)
+    hidden: Callable[[Params, Array], list[Array]]  # params, features (..., F) -> what its heads see of each value
 
 
-def make_values(size: Size, num_heads: int, hidden_factor: int = 2) -> ValueNetwork:
-    module, hidden = GPT2(size), hidden_factor * size.width
+def make_values(size: Size, num_heads: int, hidden: int) -> ValueNetwork:
+    """With a layer of so many units between the features and the heads of each value."""
+    module = GPT2(size)
     outputs = {"q1": size.vocabulary, "q2": size.vocabulary, "v": 1}
 
     def init(key: Array) -> Params:
@@ -43,10 +45,14 @@ def make_values(size: Size, num_heads: int, hidden_factor: int = 2) -> ValueNetw
         rngs = {} if key is None else {"dropout": key}
         return module.apply({"params": params["torso"]["gpt2"]}, *seen, train=key is not None, rngs=rngs)  # type: ignore[return-value]
 
+    def wide(params: Params, name: str, features: Array) -> Array:
+        inside = params["torso"][name]
+        return jax.nn.relu(features.astype(size.dtype) @ inside["kernel"].astype(size.dtype) + inside["bias"])
+
     def value(params: Params, name: str, features: Array) -> Array:
-        inside, heads = params["torso"][name], params["heads"][name]
-        wide = jax.nn.relu(features.astype(size.dtype) @ inside["kernel"].astype(size.dtype) + inside["bias"])
-        said = jnp.einsum("btf,hfa->btha", wide, heads["kernel"].astype(size.dtype)) + heads["bias"]
+        heads = params["heads"][name]
+        seen = wide(params, name, features).astype(size.dtype)
+        said = jnp.einsum("btf,hfa->btha", seen, heads["kernel"].astype(size.dtype)) + heads["bias"]
         return said.astype(jnp.float32)
 
     def q(params: Params, features: Array) -> Array:
@@ -55,7 +61,10 @@ def make_values(size: Size, num_heads: int, hidden_factor: int = 2) -> ValueNetw
     def v(params: Params, features: Array) -> Array:
         return value(params, "v", features)[..., 0]
 
-    return ValueNetwork(init, features, q, v)
+    def inside(params: Params, features: Array) -> list[Array]:
+        return [wide(params, name, features) for name in VALUES]
+
+    return ValueNetwork(init, features, q, v, inside)
 
 
 def of_twins(params: Params) -> Params:

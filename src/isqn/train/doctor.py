@@ -18,6 +18,7 @@ EXTRAS = {
     "minatar": ("pgx", "minatar"),
     "dmc": ("dm_control", "mujoco"),
     "offline": ("minari", "google_crc32c", "PIL"),
+    "language": ("wordle",),
     "report": ("matplotlib", "plotly"),
     "ray": ("ray",),
     "slurm": ("submitit",),

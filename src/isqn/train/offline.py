@@ -6,13 +6,14 @@ a time, because that takes little longer than one.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -20,16 +21,15 @@ import numpy as np
 
 from isqn.agents.q_learning import Agent, AgentState
 from isqn.analysis.probes import probe_columns, probe_features
-from isqn.data.dataset import Dataset
 from isqn.experiments.config import Config
 from isqn.keys import host_generator
-from isqn.train import checkpoint
+from isqn.train import checkpoint, parallel
 from isqn.train.evaluate import Episode
 from isqn.train.host import compile_agent
 from isqn.train.loop import Epoch, empty_totals, means, metrics_columns, require_finite, save_best
-from isqn.train.progress import Progress, memory_mb
+from isqn.train.progress import Progress, free_memory, memory_mb
 from isqn.train.record import EPISODE_COLUMNS, Table, Tracker, require_tables
-from isqn.types import Interrupted, Transition, UserError
+from isqn.types import Interrupted, UserError
 
 GROUP = 8  # batches drawn at a time
 AHEAD = 2  # groups
@@ -48,24 +48,42 @@ class Counters:
     best: float | None = None
 
 
+class Source(Protocol):
+    """What is learned from: a dataset, or games."""
+
+    folder: Any
+    spec: Any
+
+    @property
+    def digest(self) -> str: ...
+
+    def sample(self, size: int, generator: np.random.Generator) -> Any:
+        """A batch."""
+
+
+class Evaluation(NamedTuple):
+    episodes: list[Episode]
+    measures: dict[str, float] = {}  # noqa: RUF012 - never written to
+
+
 class Batches:
     """One after the other, from a number on; a thread draws them before they are asked for."""
 
-    def __init__(self, draw: Callable[[int], list[Transition]], first: int) -> None:
+    def __init__(self, draw: Callable[[int], list[Any]], first: int) -> None:
         self._draw, self._next, skipped = draw, *divmod(first, GROUP)
-        self._drawn = deque[Future[list[Transition]]]()
+        self._drawn = deque[Future[list[Any]]]()
         self.thread = ThreadPoolExecutor(1)  # whatever is drawn from a dataset is drawn in it
-        self._left: Iterator[Transition] = iter(())
+        self._left: Iterator[Any] = iter(())
         for _ in range(skipped):
             next(self)
 
-    def _group(self) -> list[Transition]:
+    def _group(self) -> list[Any]:
         while len(self._drawn) <= AHEAD:
             self._drawn.append(self.thread.submit(self._draw, self._next))
             self._next += 1
         return self._drawn.popleft().result()
 
-    def __next__(self) -> Transition:
+    def __next__(self) -> Any:
         try:
             return next(self._left)
         except StopIteration:
@@ -80,15 +98,18 @@ def train(
     config: Config,
     run_dir: Path,
     agent: Agent,
-    dataset: Dataset,
-    evaluate: Callable[[AgentState, int], list[Episode]],
+    dataset: Source,
+    evaluate: Callable[[AgentState, int], Evaluation],
     *,
+    prepare: Callable[[AgentState], AgentState] = lambda state: state,
+    measures: tuple[str, ...] = (),
     should_stop: Callable[[], bool] = lambda: False,
     progress: Progress | None = None,
 ) -> Iterator[Epoch]:
     """Train from the newest checkpoint in `run_dir`, or from the start; yield each epoch's result.
 
-    `evaluate` plays with a state for an epoch; it raises `Interrupted` if it is to stop.
+    `evaluate` plays with a state for an epoch, and says what else it finds, whose names are `measures`; it raises
+    `Interrupted` if it is to stop. `prepare` changes the state that is begun with.
     """
     scheme, seed, spec = config.target_scheme, config.seed, dataset.spec
     call = compile_agent(agent)
@@ -101,6 +122,15 @@ def train(
     restored = _restore(run_dir, dataset, state, totals)
     if restored:
         state, totals, count, lengths = restored
+    else:
+        state = prepare(state)
+    here = parallel.here
+    update: Any = call.update
+    if config.writes:
+        state, totals = parallel.everywhere((state, totals))
+        shapes = parallel.spread(jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), spec.batch(config.batch_size)))
+        update = update.lower(state, totals, shapes).compile()
+        _say_memory(update, progress)
     evaluations = Table(run_dir / "evaluations.csv", EPISODE_COLUMNS, lengths["evaluations"])
     metrics = Table(run_dir / "metrics.csv", columns, lengths["metrics"])
     tracker = Tracker(config, run_dir)
@@ -110,23 +140,28 @@ def train(
     saved_at = logged_at = time.monotonic()
     logged_updates, waited = count.updates, 0.0
 
-    def draw(group: int) -> list[Transition]:
+    measured = None
+    if measures:
+        measured = Table(run_dir / "measures.csv", ("epoch", "step", *measures), lengths.get("measures"))
+    tables = {"evaluations": evaluations, "metrics": metrics} | ({"measures": measured} if measured else {})
+
+    def draw(group: int) -> list[Any]:
         return split(dataset.sample(GROUP * config.batch_size, host_generator(seed, "replay", group)))
 
     def save() -> None:
         nonlocal saved_at
-        require_finite((state.params, totals), run_dir, count.updates)
+        kept = here({"agent": state, "totals": totals})
+        require_finite((kept["agent"].params, kept["agent"].policy, kept["totals"]), run_dir, count.updates)
         count.seconds = time.monotonic() - clock
-        for table in (evaluations, metrics):
+        for table in tables.values():
             table.flush_to_disk()
         manifest = {
             "config": config.kept(),
             "counters": asdict(count),
             "learned_from": dataset.digest,
-            "tables": {"evaluations": evaluations.length, "metrics": metrics.length},
+            "tables": {name: table.length for name, table in tables.items()},
         }
-        arrays = checkpoint.flatten({"agent": state, "totals": totals})
-        checkpoint.write(checkpoint.folder_of(run_dir, count.updates), arrays, manifest)
+        checkpoint.write(checkpoint.folder_of(run_dir, count.updates), checkpoint.flatten(kept), manifest)
         checkpoint.tidy(run_dir)
         saved_at = time.monotonic()
 
@@ -137,7 +172,12 @@ def train(
                 save()  # a kill in the middle of an evaluation loses that evaluation only
                 began = time.monotonic()
                 result = Epoch(count.epoch, count.updates, [])
-                for played in evaluate(state, count.epoch):
+                found = evaluate(here(state), count.epoch)
+                if measured:
+                    row = {"epoch": count.epoch, "step": count.updates, **found.measures}
+                    measured.add(row)
+                    tracker.log(row, count.updates)
+                for played in found.episodes:
                     row = {
                         "epoch": count.epoch,
                         "episode": count.episode,
@@ -155,17 +195,17 @@ def train(
                     last_return = result.mean_return
                     if count.best is None or result.mean_return > count.best:
                         count.best = result.mean_return
-                        save_best(run_dir, state, result)
+                        save_best(run_dir, here(state), result)
                 save()
                 yield result
                 logged_at += time.monotonic() - began  # of which no update is a part
                 continue
 
             began = time.monotonic()
-            batch = next(batches)
+            batch = parallel.spread(next(batches)) if config.writes else next(batches)
             if totals["loss"].is_ready():  # the device has nothing else to do
                 waited += time.monotonic() - began
-            state, totals = call.update(state, totals, batch)
+            state, totals = update(state, totals, batch)
             count.updates += 1
             count.logged_updates += 1
             if agent.refreshes and count.updates % config.target_update_period == 0:
@@ -174,7 +214,7 @@ def train(
                 state = call.sync(state)
 
             if count.updates % config.row_length == 0:
-                require_finite((state.params, totals), run_dir, count.updates)
+                require_finite(here((state.params, state.policy, totals)), run_dir, count.updates)
                 now = time.monotonic()
                 row = {
                     "step": count.updates,
@@ -190,31 +230,45 @@ def train(
                 if config.analysis:
                     generator = host_generator(seed, "probe", count.updates)
                     looked_at = batches.thread.submit(dataset.sample, config.analysis_samples, generator).result()
-                    row |= probe_features(agent, state, looked_at)
+                    row |= probe_features(agent, here(state), looked_at)
                 metrics.add(row)
                 tracker.log(row, count.updates)
                 waited, logged_at, logged_updates = 0.0, time.monotonic(), count.updates
             progress.show(count.updates, last_return, last_loss)
 
-            stopping = should_stop()
+            stopping = parallel.agreed(should_stop())
             if stopping or time.monotonic() - saved_at > 60 * config.checkpoint_minutes:
                 save()
             if stopping:
                 raise Interrupted(f"stopped after {count.updates:,} updates; go on with `isqn resume {run_dir}`")
     finally:
         batches.close()
-        evaluations.close()
-        metrics.close()
+        for table in tables.values():
+            table.close()
         tracker.close()
 
 
-def split(group: Transition) -> list[Transition]:
+def _say_memory(update: Any, progress: Progress) -> None:
+    """What an update takes at its peak, on each device, as its compiler planned it; refused if there is not so much."""
+    plan = update.memory_analysis()
+    peak = plan.argument_size_in_bytes + plan.output_size_in_bytes - plan.alias_size_in_bytes + plan.temp_size_in_bytes
+    available = free_memory() if jax.default_backend() == "cpu" else math.inf
+    progress.say(f"an update needs {peak / 1e9:.3g} GB at its peak, on each of {jax.device_count()} devices")
+    if peak > 0.95 * available:
+        raise UserError(
+            f"An update needs {peak / 1e9:.1f} GB, and {available / 1e9:.1f} GB are free here; lower "
+            "--micro-batch-size, or give --rematerialise."
+        )
+
+
+def split(group: Any) -> list[Any]:
     """One behind the other."""
-    parts = [np.split(column, GROUP) for column in group[:5]]
-    return [Transition(*columns) for columns in zip(*parts, strict=True)]
+    columns, kind = jax.tree.flatten(group)
+    parts = [np.split(column, GROUP) for column in columns]
+    return [jax.tree.unflatten(kind, batch) for batch in zip(*parts, strict=True)]
 
 
-def _restore(run_dir: Path, dataset: Dataset, state: Any, totals: Any) -> Any:
+def _restore(run_dir: Path, dataset: Source, state: Any, totals: Any) -> Any:
     for step, arrays, manifest in checkpoint.newest_good(run_dir):
         if manifest["learned_from"] != dataset.digest:
             raise UserError(f"{dataset.folder} is not what {run_dir} was trained on: its index has changed since.")

@@ -7,7 +7,7 @@ import re
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,14 +22,14 @@ from isqn.data.device_replay import DeviceReplay
 from isqn.data.files import DamagedFile, Description
 from isqn.data.replay import Memory, Replay, memory_needed
 from isqn.data.sample import columns_bytes
-from isqn.envs import atari, dmc
+from isqn.envs import atari, dmc, wordle
 from isqn.envs.adapter import Environment, full_id, make_environment, require_protocol
 from isqn.envs.native import has_native, make_native
 from isqn.experiments.config import Config, flag, has_effect, nearest_path, others, read_toml, seed_dir
 from isqn.experiments.study import import_for
 from isqn.keys import episode_seed
-from isqn.train import checkpoint, compiled, host, offline, record, timing
-from isqn.train.evaluate import Episode, host_evaluation, load_agent_state, native_evaluation
+from isqn.train import checkpoint, compiled, host, language, offline, parallel, record, timing
+from isqn.train.evaluate import host_evaluation, load_agent_state, native_evaluation
 from isqn.train.loop import Epoch, empty_totals
 from isqn.train.progress import Progress, count, duration, free_memory, memory_mb
 from isqn.types import EnvSpec, UserError, num_bytes
@@ -84,6 +84,8 @@ def require_memory(size: int, needs: str, advice: str) -> None:
 
 def specification(config: Config) -> EnvSpec:
     """Of the environment as this run will see it."""
+    if config.writes:
+        return wordle.SPEC
     if index := _index(config):
         return spec_of(index)
     if uses_compiled_loop(config):
@@ -126,6 +128,11 @@ def agent_bytes(config: Config, spec: EnvSpec) -> int:
 def start(config: Config, run_dir: Path | None = None, *, overwrite: bool = False, quiet: bool = False) -> list[Path]:
     """Train a new run; the folders that it wrote, one for each seed."""
     folders = run_dirs(config, run_dir)
+    if config.writes:
+        parallel.join()
+        if not parallel.is_first():
+            train(config, folders, quiet=True)
+            return folders
     require_possible(config, specification(config), compiled_loop=uses_compiled_loop(config))
     for folder in folders:
         record.require_free(folder, overwrite)
@@ -151,6 +158,10 @@ def require_possible(config: Config, spec: EnvSpec, *, compiled_loop: bool) -> N
     what = f"The {held} batches that are held take" if held > 1 else "A batch takes"
     require_memory(size, f"{what} {size / 1e9:,.1f} GB", f"Lower {flag('batch_size')}.")
     memory = replay_memory(config, spec)
+    if config.writes:
+        parallel.require_shares(config.micro_batch_size or config.batch_size, flag("micro_batch_size"))
+        language.require(config)
+        return
     if config.is_offline:
         needs = f"{config.dataset} takes {memory.total / 1e9:.1f} GB in memory"
         require_memory(memory.total, needs, "Take a part of it by `isqn data convert --fraction`.")
@@ -166,7 +177,8 @@ def require_possible(config: Config, spec: EnvSpec, *, compiled_loop: bool) -> N
 
 def _lower(config: Config, *first: str) -> str:
     """Advice on what a network takes its memory for."""
-    sizes = ("num_bellman_iterations", "num_atoms", "width_factor", "critic_width", "hidden_sizes", "num_seeds")
+    learned = ("num_bellman_iterations", "num_atoms", "width_factor", "critic_width", "hidden_sizes", "num_seeds")
+    sizes = (*learned, "num_layers", "model_width")
     flags = [flag(n) for n in (*first, *sizes) if n not in others(config.agent) and has_effect(n, config)]
     return f"Lower {', '.join(flags[:-1])} or {flags[-1]}."
 
@@ -195,6 +207,11 @@ def resume(run_dir: Path, *, quiet: bool = False) -> bool:
         return False
     folders = [run_dir / name for name in record.read_summary(run_dir).get("trained_with", ["."])]
     config = read_config(folders[0]).replace(num_seeds=len(folders))
+    if config.writes:
+        parallel.join()
+        if not parallel.is_first():
+            train(config, folders, quiet=True)
+            return True
     if config.dataset and not Path(config.dataset).exists():
         raise UserError(
             f"{config.dataset}, which {run_dir} learns from, is not there; put it back, or say where it is now: "
@@ -269,13 +286,31 @@ def load_player(
     return Player(config, env, agent, state, step, config.evaluation_epsilon if epsilon is None else epsilon)
 
 
+def load_writer(
+    run_dir: Path, which: str, acting_rule: str, inverse_temperature: float | None
+) -> tuple[Config, AgentState, int]:
+    """A trained agent that writes, and the step of its training."""
+    config = read_config(run_dir)
+    if not config.writes:
+        raise UserError(f"{run_dir} is a run of `isqn train {config.agent}`; words are for runs of `isqn train ilql`.")
+    state, step = load_agent_state(run_dir, make_agent(config, wordle.SPEC), which)
+    if acting_rule != "auto":
+        config = config.replace(acting_rule=acting_rule)
+    if inverse_temperature is not None:
+        config = config.replace(inverse_temperature=inverse_temperature)
+    return config, state, step
+
+
 def train(config: Config, folders: list[Path], *, quiet: bool = False, env: Environment | None = None) -> None:
     """Train what `folders` hold to the end, each from its newest checkpoint, by the loop that fits."""
     progress = Progress(config.length, enabled=not quiet)
     if not checkpoint.steps(folders[0]) and record.results_table(folders[0]).exists():
         progress.say(f"there is no checkpoint in {folders[0]}: the run begins again at step 0")
     with stop_on_signals() as should_stop, _memory_named(config):
-        if config.is_offline:
+        if config.writes:
+            with parallel.workplace(folders[0]) as folder:
+                _train_offline(config, folder, env, progress, should_stop)
+        elif config.is_offline:
             _train_offline(config, folders[0], env, progress, should_stop)
         elif env is None and uses_compiled_loop(config):
             _train_compiled(config, folders, progress, should_stop)
@@ -327,14 +362,19 @@ def _train_compiled(config: Config, folders: list[Path], progress: Progress, sho
 def _train_offline(
     config: Config, run_dir: Path, env: Environment | None, progress: Progress, should_stop: Callable[[], bool]
 ) -> None:
-    dataset = open_dataset(config)
-    progress.say(f"{config.label} on {config.dataset}: {dataset.describe()}; seed {config.seed}")
+    dataset: Any = language.open_source(config) if config.writes else open_dataset(config)
+    progress.say(f"{config.label} on {dataset.folder}: {dataset.describe()}; seed {config.seed}")
     progress.say(_memory_line(config, dataset.spec))
     agent = make_agent(config, dataset.spec)
-    with _evaluation(config, agent, dataset.spec, env, should_stop) as evaluate:
+    more: dict[str, Any] = {"should_stop": should_stop, "progress": progress}
+    if config.writes:
+        more |= {"measures": language.MEASURES, "prepare": language.preparation(config)}
+        playing: Any = nullcontext(language.evaluation(config, dataset))
+    else:
+        playing = _evaluation(config, agent, dataset.spec, env, should_stop)
+    with playing as evaluate:
         finish = _begin_summaries(config, [run_dir], dataset.spec, learned_from=dataset.origin())
-        epochs = offline.train(config, run_dir, agent, dataset, evaluate, should_stop=should_stop, progress=progress)
-        for epoch in epochs:
+        for epoch in offline.train(config, run_dir, agent, dataset, evaluate, **more):
             progress.say(_epoch_line(config, [epoch]))
         finish()
 
@@ -358,7 +398,7 @@ def open_dataset(config: Config) -> Dataset:
 @contextmanager
 def _evaluation(
     config: Config, agent: Agent, spec: EnvSpec, env: Environment | None, should_stop: Callable[[], bool]
-) -> Iterator[Callable[[AgentState, int], list[Episode]]]:
+) -> Iterator[Callable[[AgentState, int], offline.Evaluation]]:
     """Of a state at an epoch: in one program if the environment is written in JAX."""
     count = min(config.evaluation_environments, max(1, config.evaluation_steps))
     common: dict[str, Any] = {
@@ -369,7 +409,7 @@ def _evaluation(
     }
     made: list[Environment] = []
     if not config.evaluation_steps:
-        yield lambda state, epoch: []
+        yield lambda state, epoch: offline.Evaluation([])
         return
     if env is None and has_native(config.env_id) and config.loop != "host":
         native = make_native(config.env_id)
@@ -381,7 +421,7 @@ def _evaluation(
         _require_same_game(spec, played[0].spec)
         play = host_evaluation(agent, played, **common)
     try:
-        yield lambda state, epoch: play(state, episode_seed(config.seed, epoch))
+        yield lambda state, epoch: offline.Evaluation(play(state, episode_seed(config.seed, epoch)))
     finally:
         for own in made:
             own.close()
@@ -426,7 +466,7 @@ def _seconds_per_update(config: Config, seconds: float) -> float:
     call = host.compile_agent(agent)
     state, totals = call.init(config.seed), empty_totals(agent, config, spec)
     batch = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), spec.batch(config.sampled_batch_size))
-    batch = batch._replace(ended=(), explored=())
+    batch = batch if config.writes else batch._replace(ended=(), explored=())
 
     def update() -> None:
         nonlocal state, totals
@@ -434,17 +474,24 @@ def _seconds_per_update(config: Config, seconds: float) -> float:
         jax.block_until_ready(state)
 
     each = timing.time_calls(update, seconds / 2).median
+    if config.writes:
+        evaluate = language.evaluation(config, language.open_source(config))
+        return each + timing.time_calls(lambda: evaluate(state, 0), seconds / 2, least=2).median / config.epoch_updates
     if not config.evaluation_steps:
         return each
     steps = min(config.evaluation_steps, 200)
     brief = config.replace(evaluation_steps=steps, max_episode_steps=steps)
-    with _evaluation(brief, agent, spec, None, lambda: False) as evaluate:
-        taken = timing.time_calls(lambda: evaluate(state, 0), seconds / 2, least=2).median
-        a_step = taken / sum(episode.length for episode in evaluate(state, 0))
+    with _evaluation(brief, agent, spec, None, lambda: False) as play:
+        taken = timing.time_calls(lambda: play(state, 0), seconds / 2, least=2).median
+        a_step = taken / sum(episode.length for episode in play(state, 0).episodes)
     return each + a_step * config.evaluation_steps / config.epoch_updates
 
 
 def _memory_line(config: Config, spec: EnvSpec) -> str:
+    if config.writes:
+        return (
+            f"{agent_bytes(config, spec) / 1e9:.3g} GB for networks and optimizer; games are made as they are needed."
+        )
     memory = replay_memory(config, spec)
     if config.is_offline:
         where = " and frames" if memory.frames else "; frames stay on disk"

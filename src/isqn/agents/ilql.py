@@ -1,0 +1,328 @@
+"""Implicit language Q-learning (Snell et al. 2023) for every scheme: a policy is cloned, the heads of a value network
+learn in pairs, and tokens are chosen by both.
+
+One pass over a game gives the features of all its states, because a state is what comes before a token: s and s' of a
+step are two places of the same sequence. A target network takes another pass.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from isqn import losses, schemes
+from isqn.agents.q_learning import Agent, AgentState, Choice, make_optimizer
+from isqn.keys import device_key
+from isqn.networks.gpt2 import GPT2, Cache, Size, empty_cache
+from isqn.networks.language import make_values, of_twins
+from isqn.types import Array, Metrics, Params, TextSpec, Tokens, TokenValues, Transition
+
+if TYPE_CHECKING:
+    from isqn.experiments.config import Config
+
+
+class Optimizer(NamedTuple):
+    adam: Any  # of values and policy
+    updates: Array  # so far; dropout is drawn by it
+
+
+class Judged(NamedTuple):
+    """What an agent holds of every token that may come next."""
+
+    scores: Array  # (..., tokens): logarithms, of the policy and of what the values weigh; the largest is written
+    q: Array  # (..., tokens): the mean of the pairs
+    v: Array  # (...)
+
+
+class Writer(NamedTuple):
+    """An agent that writes guesses, in many games at once."""
+
+    loss: Callable[[AgentState, Tokens], Array]  # of all that learns: the passes through the networks, and no gradient
+    judge: Callable[[AgentState, Array], Judged]  # tokens (B, T) -> of each place of them
+    appraise: Callable[[AgentState, Tokens], tuple[Array, Array]]  # games -> the error of Q and V, at each step
+    begin: Callable[[int], tuple[Cache, ...]]  # for so many games
+    # state, caches, new tokens (B, answer), where they begin, how many there are, key -> tokens of a guess, caches
+    guess: Callable[..., tuple[Array, tuple[Cache, ...]]]
+
+
+def size_of(config: Config, vocabulary: int, *, unroll: bool = False) -> Size:
+    return Size(
+        unroll=unroll,
+        vocabulary=vocabulary,
+        positions=config.num_positions,
+        width=config.model_width,
+        layers=config.num_layers,
+        heads=config.attention_heads,
+        dropout=config.dropout,
+        rematerialise=config.rematerialise,
+        dtype=jnp.dtype(config.compute_dtype),
+    )
+
+
+def steps_of(games: Tokens, spec: TextSpec, discount: float) -> tuple[Transition, Array]:
+    """What is learned from at each place where an agent writes, (games, steps), and which of them there are."""
+    places = spec.states[:-1]
+    number, count = jnp.arange(len(places)), spec.action_tokens * games.num_actions[:, None]
+    ended = games.finished[:, None] & (number == count - 1)
+    return Transition((), games.tokens[:, places + 1], games.rewards, discount * ~ended, ()), number < count
+
+
+def make(config: Config, spec: TextSpec) -> Agent:
+    return _parts(config, spec)[0]
+
+
+def make_writer(config: Config, spec: TextSpec, *, unroll: bool = False) -> Writer:
+    return _parts(config, spec, unroll=unroll)[1]
+
+
+def _parts(config: Config, spec: TextSpec, *, unroll: bool = False) -> tuple[Agent, Writer]:
+    scheme = config.target_scheme
+    size = size_of(config, spec.num_actions, unroll=unroll)
+    network, policy = make_values(size, scheme.num_heads, config.head_hidden_size), GPT2(size)
+    pair_loss = partial(
+        losses.ilql, expectile_level=config.expectile_level, conservative_weight=config.conservative_weight
+    )
+    optimizer = make_optimizer(config)
+    weights = jnp.asarray(config.pair_weights)
+    online, target, copy = np.array(scheme.online), np.array(scheme.target), np.array(scheme.copy, int)
+    first = dataclasses.replace(scheme, online=scheme.online[:1], target=scheme.target[:1], copy=scheme.copy[:1])
+    clones = not config.policy_checkpoint
+    states = spec.states
+
+    def init(seed: Array | int) -> AgentState:
+        params = network.init(device_key(seed, "network"))
+        if scheme.twins or config.initial_heads == "copied":
+            params, _ = schemes.refresh(scheme if scheme.twins else first, params, ())
+        # as in the code of ILQL, the policy begins as the torso of the values
+        begun = jax.tree.map(jnp.copy, params["torso"]["gpt2"])
+        return AgentState(
+            seed=jnp.asarray(seed, jnp.uint32),
+            params=params,
+            statistics={},
+            copies=tuple(jax.tree.map(jnp.copy, of_twins(params)) for _ in range(scheme.num_copies)),
+            optimizer=Optimizer(optimizer.init((params, begun) if clones else (params,)), jnp.int32(0)),
+            policy=begun,
+        )
+
+    # -- learning
+
+    def of_pairs(params: Params, copies: tuple[Params, ...], tokens: Array, keys: Array) -> Any:
+        """What the heads that learn say at each step, and what they are to say, (B, steps, pairs, ...) each."""
+        own = at_steps(params, tokens, keys[0])
+        fixed = jax.lax.stop_gradient(own)
+        if copies:
+            every = [
+                at_steps(older, tokens, key, with_v=False) for older, key in zip(copies, copy_keys(keys), strict=True)
+            ]
+            older = jnp.stack([of.q for of in every])[copy, :, :, target]  # (pairs, B, steps, 2, tokens)
+            target_q = jax.lax.stop_gradient(jnp.moveaxis(older, 0, 2))
+        else:
+            target_q = fixed.q[:, :, target]
+        now = jax.tree.map(lambda x: x[:, :, online], own)
+        values_learn = {"A": target_q, "B": fixed.q[:, :, online], "C": target_q}[config.bellman_heads]
+        following = online if config.bellman_heads == "A" else target
+        return now, now._replace(q=values_learn, next_v=fixed.next_v[:, :, following])
+
+    def copy_keys(keys: Array) -> Any:
+        return keys[2:] if config.target_dropout else [None] * scheme.num_copies
+
+    def at_steps(params: Params, tokens: Array, key: Array | None, *, with_v: bool = True) -> TokenValues:
+        """(B, steps, heads, ...). Only where an agent writes: heads cost as much as the places they are asked at."""
+        features, _ = network.features(params, tokens, tokens != spec.pad, key=key if config.dropout else None)
+        q = jnp.moveaxis(network.q(params, features[:, states[:-1]]), 0, 3)
+        v = network.v(params, features[:, states]) if with_v else jnp.zeros(())
+        return TokenValues(q, v[:, :-1], v[:, 1:]) if with_v else TokenValues(q, v, v)
+
+    def value_losses(params: Params, copies: tuple[Params, ...], games: Tokens, keys: Array) -> tuple[Array, Metrics]:
+        """Of each pair: the mean over the steps of all games."""
+        steps, real = steps_of(games, spec, config.discount)
+        now, aims = of_pairs(params, copies, games.tokens, keys)
+        over_pairs = jax.vmap(pair_loss, in_axes=(0, 0, None))
+        each = jax.vmap(jax.vmap(over_pairs))(now, aims, steps)
+        count = real.sum()
+        per_pair = (each * real[..., None]).sum(axis=(0, 1)) / count
+        written = jnp.take_along_axis(now.q, steps.action[:, :, None, None, None], axis=-1)[..., 0].min(axis=-1)
+        told = {"q_value": written, "v_value": now.v}
+        means = {name: (x.mean(axis=-1) * real).sum() / count for name, x in told.items()}
+        return per_pair, {"loss": per_pair.sum(), **means}
+
+    def cloning_loss(params: Params, games: Tokens, key: Array) -> Array:
+        steps, real = steps_of(games, spec, config.discount)
+        features = read_all(params, games.tokens, key if config.dropout else None)[:, states[:-1]]
+        likely = jax.nn.log_softmax(_logits(params, features))
+        return -(jnp.take_along_axis(likely, steps.action[..., None], axis=-1)[..., 0] * real).sum() / real.sum()
+
+    def of_part(learned: Any, copies: tuple[Params, ...], games: Tokens, keys: Array) -> tuple[Array, Metrics]:
+        """The loss of a micro-batch."""
+        per_pair, metrics = value_losses(learned[0], copies, games, keys)
+        if not clones:
+            return per_pair @ weights, metrics
+        cloning = cloning_loss(learned[1], games, keys[1])
+        return per_pair @ weights + cloning, metrics | {"cloning_loss": cloning}
+
+    def learned_of(state: AgentState) -> Any:
+        return (state.params, state.policy) if clones else (state.params,)
+
+    def keys_of(state: AgentState, parts: int) -> Array:
+        """Of dropout: for each part of a batch those of the values, the policy and the copies."""
+        return jax.random.split(
+            device_key(state.seed, "dropout", state.optimizer.updates), (parts, 2 + scheme.num_copies)
+        )
+
+    def loss(state: AgentState, batch: Tokens) -> Array:
+        return of_part(learned_of(state), state.copies, batch, keys_of(state, 1)[0])[0]
+
+    def update(state: AgentState, batch: Tokens) -> tuple[AgentState, Metrics]:
+        learned = learned_of(state)
+        parts = len(batch.tokens) // (config.micro_batch_size or len(batch.tokens))
+        keys = keys_of(state, parts)
+        gradient = jax.grad(of_part, has_aux=True)
+        if parts == 1:
+            grads, metrics = gradient(learned, state.copies, batch, keys[0])
+        else:
+            # game i goes to part i % parts, so that each device has its share of every part
+            split = jax.tree.map(lambda x: x.reshape(-1, parts, *x.shape[1:]).swapaxes(0, 1), batch)
+
+            def add(total: Any, part: Any) -> tuple[Any, None]:
+                return jax.tree.map(jnp.add, total, gradient(learned, state.copies, *part)), None
+
+            empty = jax.eval_shape(gradient, learned, state.copies, *jax.tree.map(lambda x: x[0], (split, keys)))
+            zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), empty)
+            total, _ = jax.lax.scan(add, zeros, (split, keys))
+            grads, metrics = jax.tree.map(lambda x: x / parts, total)
+        moves, adam = optimizer.update(grads, state.optimizer.adam, learned)
+        params, *rest = optax.apply_updates(learned, moves)
+        updates = state.optimizer.updates + 1
+        state = state._replace(
+            params=params, policy=rest[0] if clones else state.policy, optimizer=Optimizer(adam, updates)
+        )
+        if config.target_update_period == 1:
+            return refresh(state), metrics
+        due = updates % config.target_update_period == 0
+        return jax.lax.cond(due, refresh, lambda unchanged: unchanged, state), metrics
+
+    def refresh(state: AgentState) -> AgentState:
+        moved = scheme if config.refreshed_heads == "all" else first
+        _, copies = schemes.refresh(moved, of_twins(state.params), state.copies, config.target_step_size)
+        params, _ = schemes.refresh(moved, state.params, (), config.target_step_size)
+        return state._replace(params=params, copies=copies)
+
+    def sync(state: AgentState) -> AgentState:
+        return state._replace(copies=schemes.sync(of_twins(state.params), state.copies))
+
+    def appraise(state: AgentState, games: Tokens) -> tuple[Array, Array]:
+        """By the mean of the heads that learn."""
+        steps, _ = steps_of(games, spec, config.discount)
+        said = jax.tree.map(lambda x: x[:, :, online].mean(axis=2), at_steps(state.params, games.tokens, None))
+        written = jnp.take_along_axis(said.q, steps.action[..., None, None], axis=-1)[..., 0].min(axis=-1)
+        return steps.reward + steps.discount * said.next_v - written, said.v
+
+    # -- writing
+
+    def valued(state: AgentState, features: Array, *older: Array) -> tuple[Array, Array]:
+        """Q (B, T, pairs, tokens) and V of those who weigh, by features (B, T, F) of the values and of their copies."""
+        heads = np.arange(scheme.num_heads) if config.averaged_heads == "all" else online
+        v = network.v(state.params, features)[:, :, heads]
+        if not (older and config.deciding_q == "target"):
+            return network.q(state.params, features).min(axis=0)[:, :, heads], v
+        every = [network.q(params, f).min(axis=0) for params, f in zip(state.copies, older, strict=True)]
+        return jnp.moveaxis(jnp.stack(every)[copy, :, :, target], 0, 2), v
+
+    def scored(state: AgentState, said: Array, q: Array | None = None, v: Array | None = None) -> Array:
+        """Logarithms: of the policy, by its features, and of the weights, if any."""
+        scores = jax.nn.log_softmax(_logits(state.policy, said)).at[..., spec.pad].set(-jnp.inf)
+        if q is None or v is None:
+            return scores
+        advantage = config.inverse_temperature * (q - v[..., None])
+        if config.clip_advantages:
+            advantage = jnp.minimum(advantage, 0)
+        if config.average_of == "weights":
+            return scores + jax.nn.logsumexp(advantage, axis=2) - jnp.log(advantage.shape[2])
+        return scores + advantage.mean(axis=2)
+
+    def read_all(params: Params, tokens: Array, key: Array | None = None) -> Array:
+        """Features of the policy."""
+        rngs = {} if key is None else {"dropout": key}
+        found = policy.apply({"params": params}, tokens, tokens != spec.pad, train=key is not None, rngs=rngs)
+        return found[0]  # type: ignore[return-value]
+
+    def judge(state: AgentState, tokens: Array) -> Judged:
+        real = tokens != spec.pad
+        features = [network.features(params, tokens, real)[0] for params in (state.params, *state.copies)]
+        q, v = valued(state, *features)
+        return Judged(scored(state, read_all(state.policy, tokens), q, v), q.mean(axis=2), v.mean(axis=2))
+
+    def act(state: AgentState, obs: Array, epsilon: Array, step: Array, episode: Array) -> Choice:
+        last = jnp.sum(obs != spec.pad) - 1
+        scores = judge(state, obs[None]).scores[0, last]
+        action = chosen(scores, device_key(state.seed, "explore", step))
+        return Choice(action, action != jnp.argmax(scores))
+
+    def chosen(scores: Array, key: Array) -> Array:
+        if config.acting_rule == "sample":
+            return jax.random.categorical(key, scores).astype(jnp.int32)
+        return jnp.argmax(scores, axis=-1).astype(jnp.int32)
+
+    def begin(count: int) -> tuple[Cache, ...]:
+        networks = 2 + scheme.num_copies if config.inverse_temperature else 1
+        return tuple(empty_cache(size, count, spec.length + spec.answer_tokens) for _ in range(networks))
+
+    def read(state: AgentState, caches: Any, tokens: Array, places: Array) -> Any:
+        """More tokens: features of each, of the policy and, where values weigh, of these; and caches that hold them."""
+        found = [policy.apply({"params": state.policy}, tokens, None, caches[0], places)]
+        for params, cache in zip((state.params, *state.copies), caches[1:], strict=False):
+            found.append(network.features(params, tokens, None, cache, places))
+        return [features for features, _ in found], tuple(cache for _, cache in found)
+
+    def guess(state: AgentState, caches: Any, new: Array, places: Array, count: Array, key: Array) -> Any:
+        """Tokens behind the end of a guess are written too, and never looked at: others come over them."""
+        found, caches = read(state, caches, new, places)
+        found = [jnp.take_along_axis(f, count[:, None, None] - 1, axis=1) for f in found]
+
+        def write(carry: Any, key: Array) -> Any:
+            caches, (said, *features), place = carry
+            values = valued(state, *features) if features else ()
+            token = chosen(scored(state, said, *values)[:, 0], key)
+            found, caches = read(state, caches, token[:, None], place)
+            return (caches, found, place + 1), token
+
+        start: Any = caches, found, places + count
+        (caches, *_), tokens = jax.lax.scan(write, start, jax.random.split(key, spec.action_tokens))
+        return tokens.T, caches
+
+    def observe(state: AgentState, frame: Array, reward: Any = None, ended: Any = None) -> tuple[AgentState, Array]:
+        return state, frame
+
+    def look(state: AgentState, games: Tokens) -> tuple[list[Array], Array]:
+        """At one step of each game, another one in the next."""
+        number = jnp.arange(len(games.tokens))
+        features, _ = network.features(state.params, games.tokens, games.tokens != spec.pad)
+        features = features[number, jnp.asarray(states)[number % (spec.action_tokens * games.num_actions)]]
+        return network.hidden(state.params, features), features
+
+    agent = Agent(
+        init=init,
+        observe=observe,
+        act=act,
+        update=update,
+        refresh=refresh,
+        sync=sync,
+        losses=value_losses,
+        look=look,
+        network=network,
+        refreshes=False,  # an update does it
+        acts_by=("params", "copies", "policy"),
+    )
+    return agent, Writer(loss, judge, appraise, begin, guess)
+
+
+def _logits(params: Params, features: Array) -> Array:
+    """By the embedding that tokens come in with."""
+    return (features @ params["tokens"].T.astype(features.dtype)).astype(jnp.float32)

@@ -1,0 +1,48 @@
+"""Games of Wordle as one page, as people know them: rows of coloured squares."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from html import escape
+
+STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 68rem; padding: 0 1rem; color: #1a1a1b;
+       background: #fff; }
+h1 { font-size: 1.3rem; margin-bottom: 0; } p { margin: .2rem 0 1.2rem; color: #555; }
+main { display: flex; flex-wrap: wrap; gap: 1.6rem 2rem; }
+figure { margin: 0; } figcaption { font-size: .85rem; color: #555; margin-top: .2rem; }
+.row { display: flex; gap: 4px; margin-bottom: 4px; }
+.row span { width: 2.1rem; height: 2.1rem; display: flex; align-items: center; justify-content: center; color: #fff;
+            font-weight: 700; text-transform: uppercase; border-radius: 3px; }
+.g { background: #4c8c4a; } .y { background: #b59f3b; } .b { background: #787c7e; }
+.row.none { font-family: monospace; font-size: .8rem; color: #a33; height: 2.1rem; align-items: center; }
+@media (prefers-color-scheme: dark) {
+  body { background: #121213; color: #eee; } p, figcaption { color: #aaa; } .b { background: #3a3a3c; } }
+"""
+NAMES = {"g": "right", "y": "elsewhere", "b": "not in the word"}
+
+
+def page(title: str, summary: str, games: Iterable[tuple[str, list[tuple[str, str | None]]]]) -> str:
+    """Of games, each with the word that was looked for and the guesses with their colours."""
+    figures = "\n".join(_figure(word, guesses) for word, guesses in games)
+    head = f"<title>{escape(title)}</title><style>{STYLE}</style>"
+    meta = '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
+    body = f"<h1>{escape(title)}</h1><p>{escape(summary)}</p><main>\n{figures}\n</main>"
+    return f'<!doctype html><html lang="en"><head>{meta}{head}</head><body>{body}</body></html>\n'
+
+
+def _figure(word: str, guesses: list[tuple[str, str | None]]) -> str:
+    rows = "".join(_row(guess, told) for guess, told in guesses)
+    solved = bool(guesses) and guesses[-1][0] == word
+    caption = f"{word}: found with guess {len(guesses)}" if solved else f"{word}: not found"
+    return f"<figure>{rows}<figcaption>{escape(caption)}</figcaption></figure>"
+
+
+def _row(guess: str, told: str | None) -> str:
+    if told is None:
+        return f'<div class="row none">{escape(guess) or "nothing"}: no word</div>'
+    squares = "".join(
+        f'<span class="{colour}" title="{escape(letter)}: {NAMES[colour]}">{escape(letter)}</span>'
+        for letter, colour in zip(guess, told, strict=True)
+    )
+    return f'<div class="row">{squares}</div>'

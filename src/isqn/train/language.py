@@ -1,0 +1,227 @@
+"""Wordle for an agent that writes: the games it learns from, and those it plays, many at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from isqn.agents.ilql import make_writer
+from isqn.agents.q_learning import AgentState
+from isqn.compiler import jit
+from isqn.data.wordle import Source, of_file, of_people, of_players
+from isqn.envs.wordle import END_ACTION, LENGTH, SPEC, TRIES, Games, colours, decode, encode, guesses_of
+from isqn.envs.words import find_words
+from isqn.experiments.config import Config, flag
+from isqn.keys import device_key, host_generator
+from isqn.networks.gpt2 import load_weights
+from isqn.train import checkpoint
+from isqn.train.evaluate import Episode
+from isqn.train.offline import Evaluation
+from isqn.types import Params, Tokens, UserError
+
+MEASURES = (
+    *("win_rate", "valid_share", "dictionary_share", "consistent_share", "cloned_return", "cloned_win_rate"),
+    *("td_error", "value_correlation"),
+)
+HELD_OUT_GAMES = 256
+
+
+def words_of(config: Config) -> list[str]:
+    return find_words(config.word_list, config.num_words, config.word_seed)
+
+
+def open_source(config: Config) -> Source:
+    """What it learns from."""
+    words = words_of(config)
+    if config.data_path:
+        return of_file(Path(config.data_path), words, official=config.official_colours)
+    if config.players == "mixture":
+        return of_players(words, config.careless_share, official=config.official_colours)
+    return of_people(config.num_people, words, official=config.official_colours)
+
+
+def require(config: Config) -> None:
+    """That what it learns from and begins with can be read."""
+    open_source(config)
+    preparation(config)
+
+
+def preparation(config: Config) -> Callable[[AgentState], AgentState]:
+    """What a run begins with, if not at random: weights of GPT-2 for all torsos, or the policy of another run."""
+    if config.policy_checkpoint:
+        return partial(_with_policy, Path(config.policy_checkpoint), config)
+    return partial(_with_weights, Path(config.gpt2_weights)) if config.gpt2_weights else lambda state: state
+
+
+def _with_policy(run_dir: Path, config: Config, state: AgentState) -> AgentState:
+    arrays = next((arrays for _, arrays, _ in checkpoint.newest_good(run_dir)), None)
+    if arrays is None:
+        raise UserError(f"{flag('policy_checkpoint')} {run_dir} has no checkpoint that can be read.")
+    mine = {name: array for name, array in arrays.items() if name.startswith("agent.policy")}
+    tree = checkpoint.unflatten({"agent": {"policy": state.policy}}, mine, run_dir)
+    return state._replace(policy=jax.tree.map(jnp.asarray, tree["agent"]["policy"]))
+
+
+def _with_weights(path: Path, state: AgentState) -> AgentState:
+    torso = load_weights(path, state.policy)
+
+    def begun(params: Params) -> Params:
+        return {**params, "torso": {**params["torso"], "gpt2": jax.tree.map(jnp.copy, torso)}}
+
+    return state._replace(params=begun(state.params), copies=tuple(map(begun, state.copies)), policy=torso)
+
+
+class Board(NamedTuple):
+    """The words of a list, and an agent that looks for them."""
+
+    play: Callable[..., Games]  # state, letters of the hidden words (games, 5), seed
+    judge: Callable[..., Any]
+    appraise: Callable[..., Any]
+
+
+def make_board(config: Config) -> Board:
+    writer = make_writer(config, SPEC)
+    guess = jit(writer.guess, donate_argnums=1)
+
+    def play(state: AgentState, hidden: np.ndarray, seed: int) -> Games:
+        games, count = Games(hidden, official=config.official_colours), len(hidden)
+        caches, read = writer.begin(count), np.zeros(count, int)  # what the caches hold
+        state = state._replace(optimizer=(), probe=())
+        for turn in range(TRIES):
+            if games.over.all():
+                break
+            places = np.minimum(read[:, None] + np.arange(SPEC.answer_tokens), LENGTH - 1)
+            new, key = np.take_along_axis(games.tokens, places, axis=1), device_key(seed, "guess", turn)
+            tokens, caches = guess(state, caches, new, read, games.lengths - read, key)
+            begun, ended = games.lengths.copy(), np.zeros(count, bool)
+            written = np.zeros(count, int)
+            for column in np.asarray(tokens).T:
+                written += ~ended
+                games.step(column, ~ended)
+                ended |= column == END_ACTION
+            read = np.minimum(begun + written, games.lengths - 1)  # without an answer, its last token once more
+        return games
+
+    return Board(play, jit(writer.judge), jit(writer.appraise))
+
+
+def hidden_words(words: list[str], count: int, seed: int) -> np.ndarray:
+    """Of so many games: each word as often as any other, in an order that the seed draws."""
+    rng = host_generator(seed, "hidden")
+    rounds = [rng.permutation(len(words)) for _ in range(-(-count // len(words)))]
+    return encode(words)[np.concatenate(rounds)[:count]]
+
+
+def shares(games: Games, words: list[str]) -> dict[str, float]:
+    """Of all guesses: those of five letters, those in the list, and those that all clues allow."""
+    known, found = set(words), list[tuple[bool, bool, bool]]()
+    for tokens in games.tokens:
+        clues: list[tuple[np.ndarray, str]] = []
+        for guess, told in guesses_of(tokens):
+            if told is None:
+                found.append((False, False, False))
+                continue
+            letters = encode([guess])[0]
+            allowed = all(_told(earlier, letters, games.official) == row for earlier, row in clues)
+            found.append((True, guess in known, allowed))
+            clues.append((letters, told))
+    valid, listed, consistent = np.mean(found, axis=0).tolist()
+    return {"valid_share": valid, "dictionary_share": listed, "consistent_share": consistent}
+
+
+def _told(guess: np.ndarray, word: np.ndarray, official: bool) -> str:
+    return "".join("gby"[colour - 26] for colour in colours(guess, word, official=official))
+
+
+def returns_to_go(games: Tokens, discount: float) -> np.ndarray:
+    """From each step on, as its rewards were; (games, steps)."""
+    found, ahead = np.zeros_like(games.rewards), np.zeros(len(games.rewards), np.float32)
+    for step in reversed(range(games.rewards.shape[1])):
+        ahead = found[:, step] = games.rewards[:, step] + discount * ahead
+    return found
+
+
+def evaluation(config: Config, source: Source) -> Callable[[AgentState, int], Evaluation]:
+    """Of a state at an epoch: games by values and policy, the same by the policy alone, and what values are worth."""
+    words = source.words
+    board, cloned = make_board(config), make_board(config.replace(inverse_temperature=0.0))
+    held_out = source.sample(HELD_OUT_GAMES, host_generator(config.seed, "held-out"), held_out=True)
+    real = np.arange(held_out.rewards.shape[1]) < SPEC.action_tokens * held_out.num_actions[:, None]
+    # where a game was broken off, nobody knows what would have followed
+    known = real & held_out.finished[:, None]
+    later = returns_to_go(held_out, config.discount)
+
+    def evaluate(state: AgentState, epoch: int) -> Evaluation:
+        seed = int(host_generator(config.seed, "evaluation", epoch).integers(2**31))
+        hidden = hidden_words(words, config.evaluation_games, seed)
+        games, by_policy = board.play(state, hidden, seed), cloned.play(state, hidden, seed)
+        error, v = map(np.asarray, board.appraise(state, held_out))
+        measures = {
+            "win_rate": float(games.solved.mean()),
+            **shares(games, words),
+            "cloned_return": float(by_policy.returns.mean()),
+            "cloned_win_rate": float(by_policy.solved.mean()),
+            "td_error": float(np.sqrt(np.mean(error[real] ** 2))),
+            "value_correlation": _correlation(v[known], later[known]),
+        }
+        played = zip(games.returns.tolist(), games.tries.tolist(), strict=True)
+        return Evaluation([Episode(seed, float(total), int(tries)) for total, tries in played], measures)
+
+    return evaluate
+
+
+class Thought(NamedTuple):
+    """Of a word that might be guessed."""
+
+    word: str
+    chosen: float  # its probability
+    cloned: float  # by the policy alone
+    value: float  # what follows from it, discounted, as Q expects
+
+
+class Turn(NamedTuple):
+    guess: str
+    told: str | None  # its colours; none if it was no word
+    value: float  # of the state that it was guessed in, as V expects
+    thoughts: list[Thought]  # the likeliest words
+
+
+def explain(config: Config, state: AgentState, word: str, top: int, seed: int) -> tuple[Games, list[Turn]]:
+    """How an agent looks for a word, and what else it might have guessed, of the words of its list."""
+    board, by_policy = make_board(config), make_board(config.replace(inverse_temperature=0.0))
+    games = board.play(state, encode([word]), seed)
+    tokens, place, turns = games.tokens[0], 0, []
+    letters = encode(words_of(config))
+    ends = np.full((len(letters), 1), END_ACTION, np.int32)
+    written = np.concatenate([letters, ends], axis=1)
+    for guess, told in guesses_of(tokens):
+        ahead = np.full((len(letters), LENGTH + SPEC.action_tokens), SPEC.pad, np.int32)
+        ahead[:, : place + 1] = tokens[: place + 1]
+        ahead[:, place + 1 : place + 1 + SPEC.action_tokens] = written
+        places = place + np.arange(SPEC.action_tokens)
+        judged, plain = (b.judge(state, ahead[:, :LENGTH]) for b in (board, by_policy))
+        chosen, cloned = (_likelihood(one.scores, places, written) for one in (judged, plain))
+        values = np.asarray(judged.q)[:, places[-1], END_ACTION]
+        best = np.argsort(-chosen, kind="stable")[:top]
+        thoughts = [Thought(decode(letters[i]), float(chosen[i]), float(cloned[i]), float(values[i])) for i in best]
+        turns.append(Turn(guess, told, float(np.asarray(judged.v)[0, place]), thoughts))
+        place = int(np.flatnonzero(tokens[place + 1 :] == END_ACTION)[0]) + place + 1
+        place += 0 if told is None else SPEC.answer_tokens
+    return games, turns
+
+
+def _likelihood(scores: Any, places: np.ndarray, written: np.ndarray) -> np.ndarray:
+    """Of whole words, if tokens were drawn."""
+    likely = np.asarray(jax.nn.log_softmax(scores))[:, places]
+    return np.exp(np.take_along_axis(likely, written[..., None], axis=-1)[..., 0].sum(axis=1))
+
+
+def _correlation(a: np.ndarray, b: np.ndarray) -> float:
+    """0 where one of them is constant."""
+    return float(np.corrcoef(a, b)[0, 1]) if a.std() > 0 and b.std() > 0 else 0.0

@@ -1,0 +1,118 @@
+"""One run on four devices, and by two processes: the numbers are those of one device, but for rounding."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from isqn.cli import main
+from isqn.experiments.engines import worst
+from isqn.experiments.worker import DONE, FAILED, INTERRUPTED
+from isqn.train import checkpoint
+from isqn.train.parallel import environment, join
+from isqn.types import UserError
+
+# dropout and micro-batches: the draws of a device must be its share of those of all
+SMALL = (
+    *("train", "ilql", "--num-layers", "1", "--model-width", "8", "--attention-heads", "2", "--head-hidden-size", "6"),
+    *("--num-words", "8", "--batch-size", "8", "--micro-batch-size", "4", "--dropout", "0.1", "--epoch-updates", "2"),
+    *("--num-updates", "6", "--log-period-updates", "2", "--evaluation-games", "4", "--quiet"),
+)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """By one process, on one device."""
+    folder = tmp_path_factory.mktemp("alone") / "run"
+    assert main([*SMALL, "--run-dir", str(folder)]) == 0
+    return folder
+
+
+def started(*words, **more):
+    process = [sys.executable, "-m", "isqn", *words]
+    return subprocess.Popen(
+        process, env={**os.environ, **more}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def ended(*processes, code=0):
+    for process in processes:
+        _, told = process.communicate(timeout=300)
+        assert process.returncode == code, told
+
+
+def assert_same(folder, other):
+    """All that was learned, Adam's moments too."""
+    arrays, expected = (next(checkpoint.newest_good(run))[1] for run in (folder, other))
+    assert arrays.keys() == expected.keys()
+    for name in arrays:
+        np.testing.assert_allclose(arrays[name], expected[name], rtol=2e-3, atol=2e-5, err_msg=name)
+
+
+def test_four_devices_learn_what_one_does(alone, tmp_path):
+    shared = "--xla_force_host_platform_device_count=4"
+    ended(started(*SMALL, "--run-dir", str(tmp_path / "run"), XLA_FLAGS=shared))
+    assert_same(tmp_path / "run", alone)
+
+
+def test_a_batch_that_devices_cannot_share_is_refused(tmp_path):
+    three = {"XLA_FLAGS": "--xla_force_host_platform_device_count=3"}
+    process = started(*SMALL, "--run-dir", str(tmp_path / "run"), **three)
+    _, told = process.communicate(timeout=300)
+    assert process.returncode == 1
+    assert told == "isqn: --micro-batch-size is 4; it must be a multiple of the 3 devices that share it.\n"
+    assert not (tmp_path / "run").exists()
+
+
+def test_two_processes_stop_together_and_go_on(alone, tmp_path):
+    """Stopped after an epoch, by a signal to one of them only, and resumed: the folder is that of the first."""
+    folder = tmp_path / "run"
+
+    def both(*words):
+        with socket.socket() as listening:
+            listening.bind(("127.0.0.1", 0))
+            address = f"127.0.0.1:{listening.getsockname()[1]}"
+        return [started(*words, **environment(address, 2, number)) for number in (0, 1)]
+
+    processes = both(*SMALL, "--run-dir", str(folder))
+    measures = folder / "measures.csv"
+    while not measures.exists() or len(measures.read_text().splitlines()) < 3:
+        assert all(process.poll() is None for process in processes), processes[0].communicate()
+        time.sleep(0.05)
+    processes[1].terminate()
+    ended(*processes, code=INTERRUPTED)
+    assert 2 <= checkpoint.steps(folder)[0] < 6
+    ended(*both("resume", str(folder), "--quiet"))
+    assert_same(folder, alone)
+    assert len(measures.read_text().splitlines()) == 1 + 4
+
+
+@pytest.mark.parametrize(
+    ("more", "sentence"),
+    [
+        ({}, "JAX_NUM_PROCESSES and JAX_PROCESS_ID must be whole numbers"),
+        ({"JAX_NUM_PROCESSES": "two", "JAX_PROCESS_ID": "0"}, "must be whole numbers"),
+        ({"JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "2"}, "JAX_PROCESS_ID is 2; it must be from 0 to 1"),
+    ],
+)
+def test_what_is_told_wrongly_is_said(more, sentence):
+    with pytest.raises(UserError, match=sentence):
+        join({"JAX_COORDINATOR_ADDRESS": "127.0.0.1:1", **more})
+
+
+def test_who_is_told_of_nobody_is_alone():
+    join({})
+    join({"JAX_COORDINATOR_ADDRESS": "127.0.0.1:1", "JAX_NUM_PROCESSES": "1", "JAX_PROCESS_ID": "0"})
+
+
+def test_the_worst_of_the_codes_of_a_job():
+    assert worst([DONE, DONE]) == DONE
+    assert worst([DONE, INTERRUPTED]) == INTERRUPTED
+    assert worst([-9, INTERRUPTED, FAILED]) == FAILED
+    assert worst([-9, DONE]) == -9
