@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -30,14 +31,18 @@ import numpy as np
 
 from isqn import agents
 from isqn.agents import q_learning
+from isqn.agents.ilql import make_writer
 from isqn.compiler import jit
 from isqn.data import dataset as dataset_module
 from isqn.data.convert import convert
 from isqn.data.dataset import About, Dataset, Writer
 from isqn.data.replay import Replay
 from isqn.data.sources import dopamine
+from isqn.data.wordle import of_players
 from isqn.envs.adapter import make_environment
 from isqn.envs.native import make_native
+from isqn.envs.wordle import SPEC
+from isqn.envs.words import find_words
 from isqn.experiments.config import Config
 from isqn.experiments.presets import preset_config
 from isqn.train import checkpoint, compiled, host, offline, record, run
@@ -512,6 +517,39 @@ def conversion(rounds: int) -> dict[str, Any]:
     }
 
 
+def language_ratios(rounds: int) -> dict[str, Any]:
+    """Of GPT-2 with 4 layers, 256 wide. A pass through two of three torsos is 2/3. Gradients take two passes more, of
+    the values and of the policy, whatever the scheme: a target network adds one pass to 3, or to 6 with the policy."""
+    sizes = {"num_layers": 4, "model_width": 256, "attention_heads": 4, "head_hidden_size": 512, "num_positions": 74}
+    config = preset_config("wordle").replace(**sizes, batch_size=8, micro_batch_size=0)
+    games = of_players(find_words("common"), 0.5).sample(config.batch_size, np.random.default_rng(0))
+    calls: dict[str, Callable[[], Any]] = {}
+    for name, scheme, k in (("TB", "target-based", 1), ("TF", "target-free", 1), ("iS", "iterated-shared", 9)):
+        one = config.replace(scheme=scheme, num_bellman_iterations=k)
+        calls[f"{name} pass"] = partial(jit(make_writer(one, SPEC).loss), jit(agents.make(one, SPEC).init)(0), games)
+        for kind, policy in (("update", "taken from a run"), ("joint", "")):
+            calls[f"{name} {kind}"] = updates_of(one.replace(policy_checkpoint=policy), games)
+    taken = interleaved(calls, rounds)
+    return {
+        "ILQL: passes, iS K=9 / TB (at most 0.75)": ratio(taken["iS pass"], taken["TB pass"]),
+        "ILQL: passes, iS K=9 / TF": ratio(taken["iS pass"], taken["TF pass"]),
+        "ILQL: update of the values, iS K=9 / TB (at most 0.75)": ratio(taken["iS update"], taken["TB update"]),
+        "ILQL: update of values and policy, iS K=9 / TB": ratio(taken["iS joint"], taken["TB joint"]),
+    }
+
+
+def updates_of(config: Config, games: Any) -> Callable[[], Any]:
+    agent = agents.make(config, SPEC)
+    update, state = jit(agent.update, donate_argnums=0), jit(agent.init)(0)
+
+    def call() -> Any:
+        nonlocal state
+        state, metrics = update(state, games)
+        return metrics
+
+    return call
+
+
 SUITES = {
     "update": update_ratios,
     "layer-norm": layer_norm_ratios,
@@ -523,6 +561,7 @@ SUITES = {
     "stream-minatar": stream_minatar,
     "checkpoint": checkpoint_share,
     "offline": offline_waiting,
+    "language": language_ratios,
     "conversion": conversion,
 }
 

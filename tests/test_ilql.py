@@ -188,8 +188,9 @@ def test_target_dropout_can_be_turned_off():
     for target_dropout in (True, False):
         config = dropping.replace(target_dropout=target_dropout)
         agent, state = begun(config)
+        of = jit(agent.losses)
         two = [
-            jit(agent.losses)(state.params, state.copies, games(), jnp.stack([*keys(TB)[:2], key]))[0]
+            of(state.params, state.copies, games(), jnp.stack([*keys(TB)[:2], key]))[0]
             for key in (jax.random.key(1), jax.random.key(2))
         ]
         results.append(float(two[0][0]) == float(two[1][0]))

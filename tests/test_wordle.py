@@ -152,3 +152,17 @@ def test_both_players_of_a_game_tell_the_same(patterns):
         for column in guess.T:
             games.step(column)
     np.testing.assert_array_equal(games.returns, played.returns)
+
+
+def test_guesses_of_a_game_in_which_anything_was_written():
+    """Also what looks like the end of an answer: only five letters have one."""
+    games = Games(encode(["crane"]))
+    for text in (["s", "l", "a", "t", "e", "</a>"], ["</s>", "l", "</a>"], ["<g>"] * 6, [*"crane", "</a>"]):
+        for token in text:
+            games.step(np.array([wordle.NAMES.index(token)]))
+    assert guesses_of(games.tokens[0]) == [
+        ("slate", "bbgbg"),
+        ("</s>l", None),
+        ("<g><g><g><g><g><g>", None),
+        ("crane", "ggggg"),
+    ]

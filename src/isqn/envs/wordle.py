@@ -133,17 +133,20 @@ class Games:
 
 
 def guesses_of(tokens: Array) -> list[tuple[str, str | None]]:
-    """What was guessed in a game, and its colours as letters of g, y and b; none if it was no word."""
-    text = decode(tokens[tokens != PAD]).removeprefix("<a>").removesuffix("</eod>")
+    """What was guessed in a game, and its colours as letters of g, b and y; none if it was no word.
+
+    An agent may write any token, those of the game's answers too: only five letters are answered.
+    """
     found: list[tuple[str, str | None]] = []
-    for part in text.split("</a>")[:-1]:
-        feedback, told, guess = part.rpartition("</s>")
-        if told:
-            found[-1] = found[-1][0], feedback.replace("<", "").replace(">", "")
-        found.append((guess, None))
-    feedback, told, _ = text.rpartition("</a>")[2].rpartition("</s>")
-    if told:
-        found[-1] = found[-1][0], feedback.replace("<", "").replace(">", "")
+    place = 1
+    for end in np.flatnonzero(tokens == END_ACTION).tolist():
+        guess = tokens[place:end]
+        place = end + 1
+        told = None
+        if len(guess) == LETTERS and (guess < 26).all():
+            told = "".join("gby"[colour - GREEN] for colour in tokens[place : place + LETTERS])
+            place += LETTERS + 1
+        found.append((decode(guess), told))
     return found
 
 

@@ -11,11 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from isqn.agents.ilql import make_writer
+from isqn.agents.ilql import make, make_writer
 from isqn.agents.q_learning import AgentState
 from isqn.compiler import jit
 from isqn.data.wordle import Source, of_file, of_people, of_players
-from isqn.envs.wordle import END_ACTION, LENGTH, SPEC, TRIES, Games, colours, decode, encode, guesses_of
+from isqn.envs.wordle import END_ACTION, GREEN, LENGTH, SPEC, TRIES, Games, colours, decode, encode, guesses_of
 from isqn.envs.words import find_words
 from isqn.experiments.config import Config, flag
 from isqn.keys import device_key, host_generator
@@ -49,23 +49,27 @@ def open_source(config: Config) -> Source:
 def require(config: Config) -> None:
     """That what it learns from and begins with can be read."""
     open_source(config)
-    preparation(config)
+    shapes = jax.eval_shape(make(config, SPEC).init, 0)
+    if config.policy_checkpoint:
+        _policy_of(Path(config.policy_checkpoint), shapes.policy)
+    if config.gpt2_weights:
+        load_weights(Path(config.gpt2_weights), shapes.policy)
 
 
 def preparation(config: Config) -> Callable[[AgentState], AgentState]:
     """What a run begins with, if not at random: weights of GPT-2 for all torsos, or the policy of another run."""
     if config.policy_checkpoint:
-        return partial(_with_policy, Path(config.policy_checkpoint), config)
+        run_dir = Path(config.policy_checkpoint)
+        return lambda state: state._replace(policy=jax.tree.map(jnp.asarray, _policy_of(run_dir, state.policy)))
     return partial(_with_weights, Path(config.gpt2_weights)) if config.gpt2_weights else lambda state: state
 
 
-def _with_policy(run_dir: Path, config: Config, state: AgentState) -> AgentState:
-    arrays = next((arrays for _, arrays, _ in checkpoint.newest_good(run_dir)), None)
-    if arrays is None:
-        raise UserError(f"{flag('policy_checkpoint')} {run_dir} has no checkpoint that can be read.")
-    mine = {name: array for name, array in arrays.items() if name.startswith("agent.policy")}
-    tree = checkpoint.unflatten({"agent": {"policy": state.policy}}, mine, run_dir)
-    return state._replace(policy=jax.tree.map(jnp.asarray, tree["agent"]["policy"]))
+def _policy_of(run_dir: Path, shapes: Params) -> Params:
+    for step, arrays, _ in checkpoint.newest_good(run_dir):
+        mine = {name: array for name, array in arrays.items() if name.startswith("agent.policy")}
+        where = checkpoint.folder_of(run_dir, step)
+        return checkpoint.unflatten({"agent": {"policy": shapes}}, mine, where)["agent"]["policy"]  # type: ignore[no-any-return]
+    raise UserError(f"{flag('policy_checkpoint')} {run_dir} has no checkpoint that can be read.")
 
 
 def _with_weights(path: Path, state: AgentState) -> AgentState:
@@ -136,7 +140,7 @@ def shares(games: Games, words: list[str]) -> dict[str, float]:
 
 
 def _told(guess: np.ndarray, word: np.ndarray, official: bool) -> str:
-    return "".join("gby"[colour - 26] for colour in colours(guess, word, official=official))
+    return "".join("gby"[colour - GREEN] for colour in colours(guess, word, official=official))
 
 
 def returns_to_go(games: Tokens, discount: float) -> np.ndarray:

@@ -1,0 +1,270 @@
+"""Runs of an agent that writes: files, resume, what it may begin with, boards, and what is refused."""
+
+from __future__ import annotations
+
+import csv
+import json
+
+import jax
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from isqn.cli import main
+from isqn.data.wordle import People, of_file, of_people, of_players, simulate, write_tweets
+from isqn.envs.wordle import SPEC, encode
+from isqn.envs.words import find_words
+from isqn.experiments.presets import preset_config
+from isqn.train import checkpoint, language, record, run
+from isqn.train.language import MEASURES, open_source, preparation
+from isqn.types import Interrupted, UserError
+from test_resume import assert_same, final, stop_after
+
+SIZES = {"num_layers": 1, "model_width": 8, "attention_heads": 2, "head_hidden_size": 6, "num_words": 8}
+LENGTHS = {"num_updates": 12, "epoch_updates": 6, "log_period_updates": 4, "evaluation_games": 8}
+LEARNING = {"batch_size": 4, "micro_batch_size": 2, "dropout": 0.1, "num_bellman_iterations": 2}
+SMALL = preset_config("wordle-mini").replace(**SIZES | LENGTHS | LEARNING)
+WORDS = find_words("common", 8)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("trained") / "run"
+    run.start(SMALL, folder, quiet=True)
+    return folder
+
+
+def rows(path):
+    with path.open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_what_a_run_leaves(trained):
+    assert len(rows(trained / "evaluations.csv")) == 3 * 8
+    measured = rows(trained / "measures.csv")
+    assert [row["step"] for row in measured] == ["0", "6", "12"]
+    assert set(measured[0]) == {"epoch", "step", *MEASURES}
+    assert all(-6 <= float(row["cloned_return"]) <= 0 for row in measured)
+    assert {"loss", "cloning_loss", "q_value", "v_value"} <= set(rows(trained / "metrics.csv")[0])
+    summary = record.read_summary(trained)
+    assert summary["status"] == "finished"
+    assert summary["learned_from"]["words"] == 8
+
+
+def test_a_run_resumes_to_the_same_bits(trained, tmp_path, monkeypatch):
+    """Stopped in the middle of an epoch: batches, dropout and averages go on as if nothing had been."""
+    with monkeypatch.context() as patch:
+        stop_after(patch, 9)
+        with pytest.raises(Interrupted):
+            run.start(SMALL, tmp_path / "run", quiet=True)
+    assert run.resume(tmp_path / "run", quiet=True)
+    assert_same(final(tmp_path / "run"), final(trained))
+    assert (tmp_path / "run" / "measures.csv").read_text() == (trained / "measures.csv").read_text()
+
+
+def test_probes_of_a_run(tmp_path):
+    config = SMALL.replace(analysis=True, analysis_samples=16, num_updates=4, epoch_updates=4, scheme="target-free")
+    run.start(config, tmp_path / "run", quiet=True)
+    (row,) = rows(tmp_path / "run" / "metrics.csv")
+    assert 1 <= float(row["effective_rank"]) <= 8
+    assert 0 <= float(row["dormant_share"]) <= 1
+
+
+# -- what it begins with
+
+
+def test_a_policy_of_another_run(trained, tmp_path):
+    """It is taken as it is, and stays so."""
+    run.start(SMALL.replace(policy_checkpoint=str(trained), scheme="target-free"), tmp_path / "run", quiet=True)
+    mine, theirs = (next(checkpoint.newest_good(folder))[1] for folder in (tmp_path / "run", trained))
+    for name in mine:
+        if name.startswith("agent.policy"):
+            np.testing.assert_array_equal(mine[name], theirs[name], err_msg=name)
+    assert "cloning_loss" not in rows(tmp_path / "run" / "metrics.csv")[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"policy_checkpoint": "nowhere"}, "--policy-checkpoint nowhere has no checkpoint that can be read"),
+        ({"gpt2_weights": "nowhere"}, "nowhere cannot be read as weights of GPT-2"),
+        ({"data_path": "nowhere.csv"}, "nowhere.csv cannot be read as tweets"),
+        ({"data_path": "nowhere.json"}, "nowhere.json cannot be read as games"),
+        ({"word_list": "nowhere.txt"}, "The list of words nowhere.txt cannot be read"),
+        ({"num_words": 241, "micro_batch_size": 0}, "The list of words common has 240; 241 were asked for"),
+    ],
+)
+def test_what_is_not_there_is_said_before_a_folder_is_made(changes, sentence, tmp_path):
+    with pytest.raises(UserError, match=sentence):
+        run.start(SMALL.replace(**changes), tmp_path / "run", quiet=True)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_policy_of_another_size_is_refused(trained, tmp_path):
+    with pytest.raises(UserError, match=r"does not fit this configuration: agent\.policy"):
+        run.start(SMALL.replace(policy_checkpoint=str(trained), model_width=4), tmp_path / "run", quiet=True)
+    assert not (tmp_path / "run").exists()
+
+
+def test_weights_of_gpt2_are_those_of_all_torsos(tmp_path):
+    size, rng = SMALL.model_width, np.random.default_rng(0)
+
+    def array(*shape):
+        return rng.normal(size=shape).astype(np.float32)
+
+    weights = {"wte.weight": array(35, size), "wpe.weight": array(1_024, size)}
+    weights |= {f"ln_f.{part}": array(size) for part in ("weight", "bias")}
+    for name, shape in (("attn.c_attn", 3), ("attn.c_proj", 1), ("mlp.c_fc", 4)):
+        weights |= {f"h.0.{name}.weight": array(size, shape * size), f"h.0.{name}.bias": array(shape * size)}
+    weights |= {"h.0.mlp.c_proj.weight": array(4 * size, size), "h.0.mlp.c_proj.bias": array(size)}
+    weights |= {f"h.0.ln_{i}.{part}": array(size) for i in (1, 2) for part in ("weight", "bias")}
+    save_file(weights, tmp_path / "model.safetensors")
+    config = SMALL.replace(gpt2_weights=str(tmp_path / "model.safetensors"), scheme="target-based")
+    state = preparation(config)(jax.jit(run.make_agent(config, SPEC).init)(0))
+    for torso in (state.policy, state.params["torso"]["gpt2"], state.copies[0]["torso"]["gpt2"]):
+        np.testing.assert_array_equal(torso["tokens"], weights["wte.weight"])
+        np.testing.assert_array_equal(torso["layers"]["attend"]["kernel"][0], weights["h.0.attn.c_attn.weight"])
+    with pytest.raises(UserError, match="those of GPT-2 with 2 layers are asked for"):
+        run.start(config.replace(num_layers=2), tmp_path / "run", quiet=True)
+
+
+# -- games to learn from
+
+
+def test_people_are_simulated_once_and_kept(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    words = find_words("common")
+    source = of_people(200, words)
+    (file,) = (tmp_path / "isqn").iterdir()
+    before = file.stat().st_mtime_ns
+    again = of_people(200, words)
+    assert file.stat().st_mtime_ns == before
+    assert source.digest == again.digest
+    assert "simulated, in place of the tweets" in source.describe()
+    assert open_source(SMALL.replace(players="people", num_people=200, num_words=0)).digest == source.digest
+
+
+def test_held_out_games_are_not_learned_from(tmp_path):
+    """Two kinds of games in a file, one of which is held out, by the files that ILQL publishes beside it."""
+    games = [["panic", ["<g><g><g><g><g>"]], ["solar", ["<b><b><b><b><b>", "<g><g><g><g><g>"]]]
+    path = tmp_path / "random_human_tweet_data_200.json"
+    path.write_text(json.dumps({"games": games}))
+    for part, numbers in (("train", [0]), ("eval", [1])):
+        (tmp_path / f"human_{part}_idxs.json").write_text(json.dumps(numbers))
+    source = of_file(path, find_words("common"))
+    learned, held_out = (source.sample(8, np.random.default_rng(0), held_out=part) for part in (False, True))
+    assert set(learned.num_actions.tolist()) == {1}
+    assert set(held_out.num_actions.tolist()) == {2}
+    (tmp_path / "human_eval_idxs.json").write_text("[2]")
+    with pytest.raises(UserError, match=r"human_eval_idxs\.json must be a list of numbers of games"):
+        of_file(path, find_words("common"))
+
+
+def test_a_part_of_tweets_is_held_out(tmp_path):
+    write_tweets(tmp_path / "tweets.csv", simulate(100, 0, WORDS, People()))
+    source = of_file(tmp_path / "tweets.csv", find_words("common"))
+    assert "100 games" in source.describe()
+    assert len(source.sample(4, np.random.default_rng(0), held_out=True).tokens) == 4
+
+
+def test_players_repeat_themselves_as_often_as_they_are_asked_to():
+    """Without slips each guess is new and possible; with nothing else all guesses of a game are one."""
+    careful, careless = (of_players(WORDS, share).draw(50, np.random.default_rng(0), False) for share in (0.0, 1.0))
+    for guesses in careful.guesses:
+        made = guesses[guesses >= 0].tolist()
+        assert len(set(made)) == len(made)
+    assert all(len(set(guesses[guesses >= 0].tolist())) == 1 for guesses in careless.guesses)
+    assert careful.returns.mean() > -2
+    assert careless.returns.mean() < -4
+
+
+def test_other_games_are_other_data():
+    assert of_players(WORDS, 0.5).digest != of_players(WORDS, 0.6).digest
+
+
+# -- boards
+
+
+def test_eval_shows_boards(trained, tmp_path, capsys):
+    page = tmp_path / "pages" / "boards.html"
+    assert main(["eval", str(trained), "--episodes", "3", "--html", str(page)]) == 0
+    told = capsys.readouterr().out
+    assert "over 3 games" in told
+    assert "\x1b[" not in told  # nobody looks at a pipe
+    assert page.read_text().count("<figure>") == 3
+    assert main(["eval", str(trained), "--episodes", "3", "--json", "--beta", "0"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert len(found["episodes"]) == 3
+    assert found["inverse_temperature"] == 0
+    assert found["mean_return"] == np.mean([game["return"] for game in found["episodes"]])
+
+
+def test_play_shows_what_it_thinks(trained, capsys):
+    assert main(["play", str(trained), WORDS[0], "--json", "--top", "3"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["word"] == WORDS[0]
+    assert 1 <= len(found["turns"]) <= 6
+    for turn in found["turns"]:
+        likely = [thought["chosen"] for thought in turn["thoughts"]]
+        assert len(likely) == 3
+        assert likely == sorted(likely, reverse=True)
+    assert main(["play", str(trained), "Crane"]) == 0
+    told = capsys.readouterr().out
+    assert "crane is not in the list of words it knows" in told
+    assert "word   chosen  policy" in told
+
+
+def test_thoughts_are_those_of_the_guess_that_was_made(trained):
+    """A word's probability is the product over its tokens, as the agent judges them when it writes."""
+    config, state, _ = run.load_writer(trained, "last", "auto", None)
+    games, turns = language.explain(config, state, WORDS[0], 8, seed=0)
+    board = language.make_board(config)
+    tokens = games.tokens[:1].copy()
+    tokens[0, 1:7] = [*encode([turns[0].thoughts[0].word])[0], 30]
+    judged = board.judge(state, tokens)
+    likely = np.asarray(jax.nn.log_softmax(judged.scores))[0, np.arange(6), tokens[0, 1:7]]
+    assert turns[0].thoughts[0].chosen == pytest.approx(np.exp(likely.sum()), rel=1e-4)
+    assert turns[0].value == pytest.approx(float(judged.v[0, 0]), rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["play", "RUN", "cran"], "The word 'cran' cannot be looked for; give five letters from a to z."),
+        (["play", "RUN", "crane", "--top", "0"], "--top is 0; it must be at least 1."),
+        (["play", "RUN", "crane", "--beta", "-1"], "--beta is -1.0; it must be a number of at least 0."),
+        (["eval", "RUN", "--epsilon", "0.1"], "--epsilon is not for runs of `isqn train ilql`"),
+        (["eval", "RUN", "--capture-video"], "--capture-video is not for runs of `isqn train ilql`"),
+        (["eval", "RUN", "--acting-rule", "mean"], "must be one of greedy, sample for ilql"),
+    ],
+)
+def test_what_is_asked_wrongly_is_one_sentence(words, sentence, trained, capsys):
+    assert main([str(trained) if word == "RUN" else word for word in words]) == 1
+    told = capsys.readouterr().err
+    assert sentence in told
+    assert told.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"micro_batch_size": 3}, "--micro-batch-size is 3; it must be 0 or divide --batch-size"),
+        ({"model_width": 9}, "--model-width is 9; it must be a multiple of --attention-heads"),
+        ({"num_positions": 73}, "--num-positions is 73; it must be at least 74"),
+        ({"dropout": 1.0}, "--dropout is 1.0; it must be at least 0 and below 1"),
+        ({"expectile_level": 0.0}, "--expectile-level is 0.0; it must be between 0 and 1"),
+        ({"env_id": "CartPole-v1"}, "--env-id is 'CartPole-v1'; it must be isqn/Wordle-v0 for ilql"),
+        (
+            {"scheme": "target-based", "bellman_heads": "B"},
+            "--bellman-heads is 'B'; it must be A with a target network",
+        ),
+        ({"scheme": "target-free", "averaged_heads": "all"}, "--averaged-heads is 'all'"),
+        ({"acting_rule": "mean"}, "--acting-rule is 'mean'; it must be one of greedy, sample for ilql"),
+        ({"careless_share": 1.5}, "--careless-share is 1.5; it must be between 0 and 1"),
+        ({"hidden_sizes": (3,)}, "--hidden-sizes is"),
+    ],
+)
+def test_settings_that_cannot_be(changes, sentence):
+    with pytest.raises(UserError) as error:
+        SMALL.replace(**changes)
+    assert sentence in str(error.value)
