@@ -226,10 +226,13 @@ def test_an_update_shifts_all_heads_at_once():
 
 
 def test_values_and_policy_learn_apart():
-    """Cloning does not depend on the scheme, so one trained policy serves all."""
-    policies = [jit(agents.make(c, SPEC).update)(begun(c)[1], games())[0].policy for c in (TB, TF, iterated(3))]
-    close(policies[0], policies[1], 1e-7)
-    close(policies[0], policies[2], 1e-7)
+    """Cloning does not depend on the scheme, so one trained policy serves all. Of Adam the first moments are compared:
+    its steps make as much of gradients that are zero but for rounding, as those of the keys' biases."""
+    policies = [
+        jit(agents.make(c, SPEC).update)(begun(c)[1], games())[0].optimizer.adam[0].mu[1] for c in (TB, TF, iterated(3))
+    ]
+    close(policies[0], policies[1], 1e-6)
+    close(policies[0], policies[2], 1e-6)
 
 
 def test_a_policy_that_is_taken_from_a_run_stays_as_it_is():
@@ -239,7 +242,7 @@ def test_a_policy_that_is_taken_from_a_run_stays_as_it_is():
     jax.tree.map(np.testing.assert_array_equal, after.policy, state.policy)
     assert "cloning_loss" not in metrics
     other, _ = jit(begun(TF)[0].update)(begun(TF)[1], games())
-    close(after.params, other.params, 1e-7)
+    close(after.optimizer.adam[0].mu[0], other.optimizer.adam[0].mu[0], 1e-6)
 
 
 def test_micro_batches_are_averaged():

@@ -268,3 +268,27 @@ def test_settings_that_cannot_be(changes, sentence):
     with pytest.raises(UserError) as error:
         SMALL.replace(**changes)
     assert sentence in str(error.value)
+
+
+# -- the paper's size
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("scheme", "k"), [("target-based", 1), ("target-free", 1), ("iterated-shared", 1), ("iterated-shared", 9)]
+)
+def test_gpt2_small_starts_stops_and_goes_on_to_the_same_bits(scheme, k, tmp_path, monkeypatch):
+    """All but the lengths and the batch is the preset's: dropout, micro-batches, simulated people, 236 words."""
+    few = {"batch_size": 2, "micro_batch_size": 1, "num_updates": 2, "epoch_updates": 1, "log_period_updates": 1}
+    config = preset_config("wordle").replace(
+        scheme=scheme, num_bellman_iterations=k, evaluation_games=2, num_people=2_000, **few
+    )
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    run.start(config, tmp_path / "whole", quiet=True)
+    with monkeypatch.context() as patch:
+        stop_after(patch, 0)
+        with pytest.raises(Interrupted):
+            run.start(config, tmp_path / "stopped", quiet=True)
+    assert checkpoint.steps(tmp_path / "stopped")[0] == 1
+    assert run.resume(tmp_path / "stopped", quiet=True)
+    assert_same(final(tmp_path / "stopped"), final(tmp_path / "whole"))

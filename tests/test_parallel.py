@@ -70,6 +70,7 @@ def test_a_batch_that_devices_cannot_share_is_refused(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_two_processes_stop_together_and_go_on(alone, tmp_path):
     """Stopped after an epoch, by a signal to one of them only, and resumed: the folder is that of the first."""
     folder = tmp_path / "run"

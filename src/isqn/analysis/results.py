@@ -44,6 +44,7 @@ class Run(NamedTuple):
     finished: bool
     summary: dict[str, Any]
     metrics: dict[str, np.ndarray]  # the columns of metrics.csv; empty cells are not numbers
+    measures: dict[str, np.ndarray] = {}  # noqa: RUF012 - never written to; those of measures.csv, where there is one
 
     @property
     def key(self) -> Key:
@@ -84,7 +85,9 @@ def read_run(folder: Path, config: Config, task: str, method: str) -> Run:
                 raise TypeError(f"{name} is no {kind.__name__}")
     with _undamaged(folder / "metrics.csv"):
         metrics = _columns(folder / "metrics.csv")
-    return Run(task, method, config, returns, finished, summary, metrics)
+    with _undamaged(folder / "measures.csv"):
+        measures = _columns(folder / "measures.csv")
+    return Run(task, method, config, returns, finished, summary, metrics, measures)
 
 
 @contextmanager

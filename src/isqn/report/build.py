@@ -29,6 +29,9 @@ PROBES = {
     "dormant_share": "share of dormant units",
     "head_cosine": "cosine between the weights of neighbouring heads",
     "batch_norm_deviation": "deviation of what comes into BatchNorm",
+    "win_rate": "share of games whose word was found",
+    "cloned_return": "return of the policy without the values",
+    "value_correlation": "correlation of V with the return that followed",
 }
 
 Shown = TypeVar("Shown", Figure, Table)
@@ -57,6 +60,7 @@ def build(collected: Collected, options: Options, *, watching: bool = False) -> 
         if not (watching or isinstance(error, Incomparable)):
             raise
         notes.append(str(error))
+    notes += collected.learned_from
     if collected.going or collected.waiting:
         of = f"Of {len(collected.runs) + collected.waiting} runs"
         notes.append(
@@ -73,7 +77,7 @@ def build(collected: Collected, options: Options, *, watching: bool = False) -> 
     figures += [*_parameters(collected), *_remarked(_of_metrics(shown), remark)]
     (by_task,) = _remarked([tables.by_task(shown)], remark)
     others = [by_task] if compared else []
-    others += _remarked(tables.probes(shown), remark)
+    others += _remarked([*tables.measures(shown), *tables.probes(shown)], remark)
     others.append(tables.sizes(collected))
     if collected.study and collected.study.flops:
         work = tables.work(collected)

@@ -75,8 +75,10 @@ class Collected:
         return unit_of(task, offline=self.is_offline)
 
     def recorded(self, task: str, method: str, name: str) -> Rows | None:
-        """Frames or steps (rows,) and values (seeds, rows) of a column of metrics.csv, where all seeds have numbers."""
-        tables = [one.metrics for one in self.of(task, method) if name in one.metrics]
+        """Frames or steps (rows,) and values (seeds, rows) of a column of metrics.csv, or of measures.csv, where all
+        seeds have numbers."""
+        both = [table for one in self.of(task, method) for table in (one.metrics, one.measures)]
+        tables = [table for table in both if name in table]
         if not tables:
             return None
         shortest = min(len(columns[name]) for columns in tables)
@@ -103,6 +105,14 @@ class Collected:
         free = [cell for cell in self.methods.values() if cell.config.scheme == "target-free"]
         found = {cell.panel: cell.method for cell in free}
         return found if len(free) == len(found) == len(self.panels) else {}
+
+    @property
+    def learned_from(self) -> list[str]:
+        """Games that were made for learning: what they are belongs to every number."""
+        told = [
+            one.summary["learned_from"] for one in self.runs if one.config.writes and one.summary.get("learned_from")
+        ]
+        return list(dict.fromkeys(f"Learned from {games['games']}; {games['words']} words." for games in told))
 
     @property
     def going(self) -> int:

@@ -15,7 +15,7 @@ import numpy as np
 
 from isqn.analysis import cost, stats
 from isqn.analysis.results import Run, ranges
-from isqn.experiments.config import Config
+from isqn.experiments.config import Config, begin
 from isqn.experiments.study import Cell
 from isqn.report.charts import Table, Value
 from isqn.report.collect import Collected
@@ -56,6 +56,36 @@ def by_task(collected: Collected) -> Table:
     ]
     about = "Over seeds and epochs, as the environment counts, with 95 % intervals if there are several seeds."
     return Table("Mean return over training", ("method", *collected.tasks), tuple(rows), about)
+
+
+MEASURED = {
+    "won": "win_rate",
+    "return, policy alone": "cloned_return",
+    "won, policy alone": "cloned_win_rate",
+    "five letters": "valid_share",
+    "in the list": "dictionary_share",
+    "as clues allow": "consistent_share",
+    "error of Q": "td_error",
+    "correlation of V": "value_correlation",
+}
+
+
+def measures(collected: Collected) -> list[Table]:
+    """One table, if agents write."""
+    rows: list[tuple[Value, ...]] = []
+    for cell in collected.cells:
+        found = [collected.recorded(cell.task, cell.method, name) for name in MEASURED.values()]
+        runs = collected.of(cell.task, cell.method)
+        if any(found) and all(one.returns for one in runs):
+            last = np.array([[one.returns[-1]] for one in runs])
+            ends = [interval(values, stats.mean) for values in (last, *(each[1][:, -1:] for each in found if each))]
+            rows.append((cell.task, cell.method, *ends))
+    about = (
+        "At the last evaluation: means over seeds, with 95 % intervals if there are several. Shares are of games or of "
+        "guesses; the error of Q and the correlation of V are on games that were not learned from."
+    )
+    columns = ("task", "method", "return", *MEASURED)
+    return [Table("Games at the end", columns, tuple(rows), about)] if rows else []
 
 
 PROBED = {
@@ -109,6 +139,8 @@ _size, _flops = cache(cost.size), cache(cost.flops_per_update)
 
 
 def spec_of(config: Config) -> EnvSpec | None:
+    if config.writes:
+        return _spec(begin(config.agent))
     return _spec(Config(env_id=config.env_id, protocol=config.protocol, loop=config.loop))
 
 
@@ -117,7 +149,7 @@ def size(cell: Cell) -> cost.Size | None:
     if spec is None:
         return None
     # Games of as many actions have networks of the same size.
-    return _size(cell.config.replace(env_id=Config.env_id), dataclasses.replace(spec, id=""))
+    return _size(cell.config.replace(env_id=begin(cell.config.agent).env_id), dataclasses.replace(spec, id=""))
 
 
 def sizes(collected: Collected) -> Table:
