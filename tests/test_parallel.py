@@ -117,3 +117,54 @@ def test_the_worst_of_the_codes_of_a_job():
     assert worst([DONE, INTERRUPTED]) == INTERRUPTED
     assert worst([-9, INTERRUPTED, FAILED]) == FAILED
     assert worst([-9, DONE]) == -9
+
+
+STUDY = """
+name = "together"
+question = "Do two hosts learn what one does?"
+agent = "ilql"
+baseline = "TF-ILQL"
+seeds = [0]
+tasks = [{ env_id = "isqn/Wordle-v0", random_score = -6.0, reference_score = 0.0 }]
+methods = [{ scheme = "target-free" }]
+
+[settings]
+preset = "wordle-mini"
+num_layers = 1
+model_width = 8
+attention_heads = 2
+head_hidden_size = 6
+num_words = 8
+batch_size = 8
+micro_batch_size = 4
+dropout = 0.1
+num_updates = 4
+epoch_updates = 2
+log_period_updates = 2
+evaluation_games = 4
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", [("ray", "ray"), ("slurm", "submitit", "--cluster", "local")], ids=["ray", "slurm"])
+def test_engines_start_the_hosts_of_a_run(engine, tmp_path):
+    """The job's log has what both processes said; the run is the first one's, and that of a process alone."""
+    name, library, *more = engine
+    pytest.importorskip(library)
+    (tmp_path / "study.toml").write_text(STUDY)
+    command = ("study", str(tmp_path / "study.toml"), "--no-report")
+    ended(started(*command, "--engine", name, *more, "--hosts", "2", "--out", str(tmp_path / "two")))
+    ended(started(*command, "--out", str(tmp_path / "one")))
+    one, two = (next((tmp_path / folder / "runs").rglob("config.toml")).parent for folder in ("one", "two"))
+    assert_same(two, one)
+    assert "on each of 2 devices" in next((tmp_path / "two" / "logs").glob("*.log")).read_text()
+
+
+def test_hosts_are_for_engines_and_agents_that_can(tmp_path, capsys):
+    (tmp_path / "study.toml").write_text(STUDY)
+    for words, sentence in (
+        ([str(tmp_path / "study.toml")], "--hosts is 2; it is for --engine ray or slurm, and the engine is local."),
+        (["online-plain", "--engine", "ray"], "--hosts is 2; only runs of `isqn train ilql` are trained by several"),
+    ):
+        assert main(["study", *words, "--hosts", "2", "--out", str(tmp_path / "out")]) == 1
+        assert sentence in capsys.readouterr().err
