@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+import isqn
 from isqn.cli import main
 from isqn.data.wordle import People, of_file, of_people, of_players, simulate, write_tweets
 from isqn.envs.wordle import SPEC, encode
@@ -236,6 +237,8 @@ def test_thoughts_are_those_of_the_guess_that_was_made(trained):
         (["eval", "RUN", "--epsilon", "0.1"], "--epsilon is not for runs of `isqn train ilql`"),
         (["eval", "RUN", "--capture-video"], "--capture-video is not for runs of `isqn train ilql`"),
         (["eval", "RUN", "--acting-rule", "mean"], "must be one of greedy, sample for ilql"),
+        (["probe", "RUN"], "`isqn probe` is not for iS-ILQL K=2, which writes words; see `isqn eval` and `isqn play`."),
+        (["data", "collect", "RUN", "-o", "nowhere"], "`isqn data collect` is not for iS-ILQL K=2"),
     ],
 )
 def test_what_is_asked_wrongly_is_one_sentence(words, sentence, trained, capsys):
@@ -243,6 +246,11 @@ def test_what_is_asked_wrongly_is_one_sentence(words, sentence, trained, capsys)
     told = capsys.readouterr().err
     assert sentence in told
     assert told.count("\n") == 1
+
+
+def test_a_model_is_for_environments():
+    with pytest.raises(UserError, match=r"isqn\.Model is not for iS-ILQL K=1, which writes words"):
+        isqn.Model("ilql")
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,7 @@ class Model:
         self.state: AgentState = jax.jit(self._agent.init)(self.config.seed)
 
     def _begin(self, config: Config, spec: EnvSpec | None = None) -> None:
+        run.require_environment(config, "isqn.Model")
         self.config = config
         self.spec = spec or (self._env.spec if self._env else run.specification(config))
         self.num_timesteps = 0

@@ -36,6 +36,7 @@ def examine(config: Config) -> dict[str, Any]:
         "problem": None,
     }
     try:
+        run.require_environment(config, "`isqn doctor`")
         env = make_environment(config.env_id, protocol=config.protocol)
     except UserError as error:
         return found | {"problem": str(error)}

@@ -49,6 +49,7 @@ def probe_run(
     comes when it is due.
     """
     config = run.read_config(run_dir)
+    run.require_environment(config, "`isqn probe`")
     env = make_environment(config.env_id, protocol=config.protocol)
     metrics = metrics or available(config)
     for metric in metrics:

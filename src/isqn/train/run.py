@@ -255,6 +255,12 @@ def read_config(run_dir: Path) -> Config:
     return read_toml(run_dir / "config.toml")
 
 
+def require_environment(config: Config, what: str) -> None:
+    """That an agent acts in one, and does not write words."""
+    if config.writes:
+        raise UserError(f"{what} is not for {config.label}, which writes words; see `isqn eval` and `isqn play`.")
+
+
 class Player(NamedTuple):
     """A trained agent, and what it plays."""
 
@@ -277,6 +283,7 @@ def load_player(
 ) -> Player:
     """By the acting rule that is asked for; auto: as in training, or of a policy as `of_policies` says."""
     config = read_config(run_dir)
+    require_environment(config, "`isqn data collect`")
     if acting_rule == "auto":
         acting_rule = (config.is_actor_critic and of_policies) or config.acting_rule
     config = config.replace(acting_rule=acting_rule)
