@@ -163,7 +163,7 @@ def test_the_first_run_learns_the_known_values(tmp_path, monkeypatch, capsys):
         (
             ["??"],
             2,
-            "`isqn ??` is not known; choose one of train, resume, study, report, eval, data, probe, cost, list, "
+            "`isqn ??` is not known; choose one of train, resume, study, report, eval, play, data, probe, cost, list, "
             "doctor.",
         ),
         (

@@ -115,8 +115,8 @@ def test_who_is_told_of_nobody_is_alone():
 def test_the_worst_of_the_codes_of_a_job():
     assert worst([DONE, DONE]) == DONE
     assert worst([DONE, INTERRUPTED]) == INTERRUPTED
-    assert worst([-9, INTERRUPTED, FAILED]) == FAILED
-    assert worst([-9, DONE]) == -9
+    assert worst([DONE, INTERRUPTED, FAILED]) == FAILED
+    assert worst([FAILED, -9]) == -9  # the other one failed because of it
 
 
 STUDY = """

@@ -312,7 +312,7 @@ def _evaluate_words(args: Eval) -> int:
     hidden = language.hidden_words(words, args.episodes, args.seed)
     games = language.make_board(config).play(state, hidden, args.seed)
     returns, found = games.returns, language.shares(games, words)
-    solved = [decode(word) for word in hidden]
+    looked_for = [decode(word) for word in hidden]
     summary = {
         "env_id": config.env_id,
         "label": config.label,
@@ -325,7 +325,7 @@ def _evaluate_words(args: Eval) -> int:
         "acting_rule": config.acting_rule,
         "episodes": [
             {"word": word, "return": float(total), "guesses": [guess for guess, _ in guesses_of(tokens)]}
-            for word, total, tokens in zip(solved, returns, games.tokens, strict=True)
+            for word, total, tokens in zip(looked_for, returns, games.tokens, strict=True)
         ],
     }
     mean = f"{returns.mean():.2f} ± {returns.std():.2f} over {_number(len(returns), 'game', 'games')}"
@@ -334,12 +334,12 @@ def _evaluate_words(args: Eval) -> int:
     shares += f"{found['dictionary_share']:.0%} in the list, {found['consistent_share']:.0%} as the clues allow"
     if args.html:
         args.html.parent.mkdir(parents=True, exist_ok=True)
-        played = [(word, guesses_of(tokens)) for word, tokens in zip(solved, games.tokens, strict=True)]
+        played = [(word, guesses_of(tokens)) for word, tokens in zip(looked_for, games.tokens, strict=True)]
         replace_text(args.html, page(line, shares, played))
     if args.json:
         print(json.dumps(summary))
         return 0
-    for word, tokens, total in zip(solved, games.tokens, returns, strict=True):
+    for word, tokens, total in zip(looked_for, games.tokens, returns, strict=True):
         print(f"{word}, return {total:.0f}", board(tokens, colour=_in_colour()), "", sep="\n")
     print(line, shares, sep="\n")
     if args.html:

@@ -37,6 +37,7 @@ class Judged(NamedTuple):
     """What an agent holds of every token that may come next."""
 
     scores: Array  # (..., tokens): logarithms, of the policy and of what the values weigh; the largest is written
+    cloned: Array  # (..., tokens): of the policy alone
     q: Array  # (..., tokens): the mean of the pairs
     v: Array  # (...)
 
@@ -117,28 +118,31 @@ def _parts(config: Config, spec: TextSpec, *, unroll: bool = False) -> tuple[Age
         """What the heads that learn say at each step, and what they are to say, (B, steps, pairs, ...) each."""
         own = at_steps(params, tokens, keys[0])
         fixed = jax.lax.stop_gradient(own)
+        target_q = fixed.q[:, :, target]
         if copies:
+            masks = keys[2:] if config.target_dropout else [None] * len(copies)
             every = [
-                at_steps(older, tokens, key, with_v=False) for older, key in zip(copies, copy_keys(keys), strict=True)
+                q_at_steps(older, features_of(older, tokens, mask)) for older, mask in zip(copies, masks, strict=True)
             ]
-            older = jnp.stack([of.q for of in every])[copy, :, :, target]  # (pairs, B, steps, 2, tokens)
+            older = jnp.stack(every)[copy, :, :, target]  # (pairs, B, steps, 2, tokens)
             target_q = jax.lax.stop_gradient(jnp.moveaxis(older, 0, 2))
-        else:
-            target_q = fixed.q[:, :, target]
         now = jax.tree.map(lambda x: x[:, :, online], own)
         values_learn = {"A": target_q, "B": fixed.q[:, :, online], "C": target_q}[config.bellman_heads]
         following = online if config.bellman_heads == "A" else target
         return now, now._replace(q=values_learn, next_v=fixed.next_v[:, :, following])
 
-    def copy_keys(keys: Array) -> Any:
-        return keys[2:] if config.target_dropout else [None] * scheme.num_copies
+    def features_of(params: Params, tokens: Array, mask: Array | None) -> Array:
+        return network.features(params, tokens, tokens != spec.pad, key=mask if config.dropout else None)[0]
 
-    def at_steps(params: Params, tokens: Array, key: Array | None, *, with_v: bool = True) -> TokenValues:
-        """(B, steps, heads, ...). Only where an agent writes: heads cost as much as the places they are asked at."""
-        features, _ = network.features(params, tokens, tokens != spec.pad, key=key if config.dropout else None)
-        q = jnp.moveaxis(network.q(params, features[:, states[:-1]]), 0, 3)
-        v = network.v(params, features[:, states]) if with_v else jnp.zeros(())
-        return TokenValues(q, v[:, :-1], v[:, 1:]) if with_v else TokenValues(q, v, v)
+    def q_at_steps(params: Params, features: Array) -> Array:
+        """(B, steps, heads, 2, tokens). Only where an agent writes: heads cost as much as the places they are asked
+        at."""
+        return jnp.moveaxis(network.q(params, features[:, states[:-1]]), 0, 3)
+
+    def at_steps(params: Params, tokens: Array, mask: Array | None) -> TokenValues:
+        features = features_of(params, tokens, mask)
+        v = network.v(params, features[:, states])
+        return TokenValues(q_at_steps(params, features), v[:, :-1], v[:, 1:])
 
     def value_losses(params: Params, copies: tuple[Params, ...], games: Tokens, keys: Array) -> tuple[Array, Metrics]:
         """Of each pair: the mean over the steps of all games."""
@@ -256,8 +260,8 @@ def _parts(config: Config, spec: TextSpec, *, unroll: bool = False) -> tuple[Age
     def judge(state: AgentState, tokens: Array) -> Judged:
         real = tokens != spec.pad
         features = [network.features(params, tokens, real)[0] for params in (state.params, *state.copies)]
-        q, v = valued(state, *features)
-        return Judged(scored(state, read_all(state.policy, tokens), q, v), q.mean(axis=2), v.mean(axis=2))
+        said, (q, v) = read_all(state.policy, tokens), valued(state, *features)
+        return Judged(scored(state, said, q, v), scored(state, said), q.mean(axis=2), v.mean(axis=2))
 
     def act(state: AgentState, obs: Array, epsilon: Array, step: Array, episode: Array) -> Choice:
         last = jnp.sum(obs != spec.pad) - 1

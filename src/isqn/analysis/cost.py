@@ -61,7 +61,7 @@ def flops_per_update(config: Config, spec: EnvSpec) -> float:
 
 
 def flops_per_game(config: Config, spec: Any) -> float:
-    """Of one pass through all networks, from the compiler's analysis before it compiles, which takes a minute."""
+    """Of one pass through all networks, from the program as it is before compiling, which would take a minute."""
     state = jax.eval_shape(agents.make(config, spec).init, 0)
     lowered = jax.jit(make_writer(config, spec, unroll=True).loss).lower(state, spec.batch(1))
     return float((lowered.cost_analysis() or {}).get("flops", math.nan))

@@ -15,19 +15,19 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import date, timedelta
-from functools import cached_property
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from isqn.data.files import replace_text
-from isqn.envs.wordle import END_ACTION, LETTERS, SOLVED, SPEC, TRIES, Games, encode, table
+from isqn.envs.wordle import END_ACTION, LETTERS, SOLVED, TRIES, Games, encode, spec_of, table
 from isqn.envs.wordle_players import informed, mixture, play, repeating
-from isqn.envs.words import COMMON, DAYS, FIRST_DAY, find_words, listed
+from isqn.envs.words import DAYS, FIRST_DAY, find_words, is_installed, listed
 from isqn.keys import host_generator
-from isqn.types import Tokens, UserError
+from isqn.types import TextSpec, Tokens, UserError
 
 Array = NDArray[Any]
 
@@ -43,6 +43,7 @@ class Grids(NamedTuple):
 
     rows: Array  # (games, 6): the code of each row, -1 behind the last
     skipped: Counter[str]
+    numbers: Array  # (games,): which of all that the file holds they are
 
     def summary(self) -> str:
         bad = ", ".join(f"{count:,} {why}" for why, count in self.skipped.most_common())
@@ -73,10 +74,10 @@ def find_grid(text: str) -> list[str]:
 
 def read_tweets(path: Path) -> Grids:
     """Of a file of comma-separated values with tweets; those that hold no game are counted."""
-    rows, skipped = [], Counter[str]()
+    found, skipped = list[tuple[int, list[str]]](), Counter[str]()
     try:
         with path.open(encoding="utf-8", newline="") as file:
-            for record in csv.reader(file):
+            for number, record in enumerate(csv.reader(file)):
                 if record[:1] == [COLUMNS[0]]:
                     continue
                 if len(record) != len(COLUMNS) or not record[0].isdigit():
@@ -87,31 +88,37 @@ def read_tweets(path: Path) -> Grids:
                     skipped["of a day whose word is not known"] += 1
                 elif not grid:
                     skipped["without a grid"] += 1
-                elif "ggggg" in grid[:-1]:
-                    skipped["that go on behind the word"] += 1
                 else:
-                    rows.append([code_of(row) for row in grid])
+                    found.append((number, grid))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"{path} cannot be read as tweets ({error}).") from None
-    if not rows:
-        raise UserError(
-            f"{path} holds no game of Wordle: {', '.join(COLUMNS)} belong there, with a grid of squares in the last."
-        )
-    return Grids(_padded(rows), skipped)
+    columns = f"{', '.join(COLUMNS)} belong there, with a grid of squares in the last"
+    return _grids(path, found, skipped, columns)
 
 
 def read_published(path: Path) -> Grids:
     """The file that ILQL publishes: `games`, each a word and the colours of its rows, such as <b><y><g><b><b>."""
     try:
-        games = json.loads(path.read_text(encoding="utf-8"))["games"]
-        found = [[row.replace("<", "").replace(">", "") for row in grid] for _, grid in games]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{path} cannot be read as games ({error.strerror}).") from None
+    try:
+        grids = [[row.replace("<", "").replace(">", "") for row in grid] for _, grid in json.loads(text)["games"]]
+    except (ValueError, KeyError, TypeError, AttributeError):
         raise UserError(f"{path} cannot be read as games: it must hold `games`, a list of [word, [colours]].") from None
-    good = [grid for grid in found if 1 <= len(grid) <= TRIES and all(_is_row(row) for row in grid)]
+    good = [(n, grid) for n, grid in enumerate(grids) if 1 <= len(grid) <= TRIES and all(map(_is_row, grid))]
+    skipped = Counter({"that are no grid": len(grids) - len(good)})
+    return _grids(path, good, skipped, "games have one to six rows of five colours")
+
+
+def _grids(path: Path, found: list[tuple[int, list[str]]], skipped: Counter[str], expected: str) -> Grids:
+    """Of those that end with the word, if they find it."""
+    good = [(number, grid) for number, grid in found if "ggggg" not in grid[:-1]]
+    skipped["that go on behind the word"] += len(found) - len(good)
     if not good:
-        raise UserError(f"{path} holds no game of Wordle.")
-    skipped = Counter({"that are no grid": len(found) - len(good)}) if len(good) < len(found) else Counter[str]()
-    return Grids(_padded([[code_of(row) for row in grid] for grid in good]), skipped)
+        raise UserError(f"{path} holds no game of Wordle: {expected}.")
+    rows = _padded([[code_of(row) for row in grid] for _, grid in good])
+    return Grids(rows, +skipped, np.array([number for number, _ in good]))
 
 
 def _is_row(row: str) -> bool:
@@ -252,7 +259,7 @@ def to_tokens(games: Trajectories, words: Array, *, official: bool = False) -> T
         letters = np.concatenate([words[games.guesses[:, turn]], np.full((len(count), 1), END_ACTION)], axis=1)
         for place, column in enumerate(letters.T):
             rewards[:, turn * (LETTERS + 1) + place] = board.step(column, count > turn)
-    return Tokens(board.tokens, count, board.over, rewards)
+    return Tokens(board.tokens, count.astype(np.int32), board.over, rewards)
 
 
 # -- what is learned from
@@ -270,16 +277,14 @@ class Source:
     draw: Callable[[int, np.random.Generator, bool], Trajectories]  # how many, by what; whether nobody learns from them
     folder: str  # where they are from, in a word
     about: str
-    spec = SPEC
+    digest: str  # of all that decides what is drawn
+
+    @property
+    def spec(self) -> TextSpec:
+        return spec_of(official=self.official)
 
     def sample(self, count: int, rng: np.random.Generator, *, held_out: bool = False) -> Tokens:
         return to_tokens(self.draw(count, rng, held_out), encode(self.words), official=self.official)
-
-    @cached_property
-    def digest(self) -> str:
-        """Of what it gives: the first games say it all."""
-        first = self.sample(64, host_generator(0, "digest"))
-        return hashlib.sha256(b"".join(np.asarray(column).tobytes() for column in first)).hexdigest()
 
     def describe(self) -> str:
         return f"{self.about}; {len(self.words)} words"
@@ -299,50 +304,56 @@ def of_players(words: list[str], careless_share: float, *, official: bool = Fals
         return Trajectories(hidden, play(player, patterns, hidden, rng).guesses)
 
     about = f"games of players by rule, {careless_share:.0%} of their guesses careless"
-    return Source(words, official, draw, "players", about)
+    return Source(words, official, draw, "players", about, _digest(words, official, careless_share))
 
 
 def of_file(path: Path, words: list[str], *, official: bool = False, about: str = "") -> Source:
     """Of the JSON file that ILQL publishes, or of tweets."""
     grids = read_published(path) if path.suffix == ".json" else read_tweets(path)
-    learned, held_out = _parts(path, len(grids.rows))
+    learned, held_out = _parts(path, grids.numbers)
     fitting = Fitting(encode(words), official=official)
 
     def draw(count: int, rng: np.random.Generator, of_held_out: bool) -> Trajectories:
         return retrofit(grids.rows[held_out if of_held_out else learned], fitting, count, rng)
 
-    return Source(words, official, draw, str(path), about or f"{path.name}: {grids.summary()}")
+    digest = _digest(words, official, grids.rows.tolist(), learned.tolist(), held_out.tolist())
+    return Source(words, official, draw, str(path), about or f"{path.name}: {grids.summary()}", digest)
 
 
-def _parts(path: Path, count: int) -> tuple[Array, Array]:
-    """Numbers of the games to learn from, and of the others: as two files beside the JSON file say, or by chance."""
+def _digest(*parts: Any) -> str:
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def _parts(path: Path, numbers: Array) -> tuple[Array, Array]:
+    """Which games are learned from, and which are not: as two files beside the JSON file say, or by chance."""
     names = [path.with_name(f"human_{part}_idxs.json") for part in ("train", "eval")]
     if path.suffix != ".json" or not all(name.is_file() for name in names):
-        order = host_generator(0, "held-out", count).permutation(count)
-        last = count - max(1, int(HELD_OUT * count))
+        order = host_generator(0, "held-out", len(numbers)).permutation(len(numbers))
+        last = len(numbers) - max(1, int(HELD_OUT * len(numbers)))
         return order[:last] if last else order, order[last:]
     parts = []
     for name in names:
         try:
-            numbers = np.array(json.loads(name.read_text()), np.int64)
+            wanted = np.array(json.loads(name.read_text()), np.int64)
         except (OSError, ValueError, TypeError, OverflowError):
-            numbers = np.array([], int)
-        if not numbers.size or numbers.ndim != 1 or not 0 <= numbers.min() <= numbers.max() < count:
-            raise UserError(f"{name} must be a list of numbers of games of {path.name}, from 0 to {count - 1}.")
-        parts.append(numbers)
+            wanted = np.array([], np.int64)
+        found = np.flatnonzero(np.isin(numbers, wanted))  # without those that were skipped
+        if wanted.ndim != 1 or not found.size:
+            raise UserError(f"{name} must be a list of numbers of games of {path.name}, counted from 0.")
+        parts.append(found)
     return parts[0], parts[1]
 
 
 def of_people(count: int, words: list[str], *, official: bool = False, seed: int = 0) -> Source:
     """Of people who are simulated; their tweets are kept, because it takes a while."""
-    try:
-        vocabulary, of = find_words("answers"), "answers"
-    except UserError:
-        vocabulary, of = [*COMMON], "common"
-    path = cache_folder() / f"wordle-people-{count}-{of}-{seed}.csv"
+    installed = is_installed()
+    vocabulary = find_words("answers" if installed else "common")
+    path = cache_folder() / f"wordle-people-{count}-{'answers' if installed else 'common'}-{seed}.csv"
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_tweets(path, simulate(count, seed, vocabulary, People()))
+        with TemporaryDirectory(dir=path.parent) as own:  # several runs may begin at once
+            write_tweets(Path(own) / path.name, simulate(count, seed, vocabulary, People()))
+            os.replace(Path(own) / path.name, path)
     about = f"{count:,} games of people who know {len(vocabulary):,} words, {SUBSTITUTE}"
     return of_file(path, words, official=official, about=about)
 

@@ -7,6 +7,7 @@ The rules are those of the public code of ILQL (Snell et al. 2023), which any fi
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import gymnasium as gym
@@ -39,6 +40,10 @@ SPEC = TextSpec(
 )
 
 
+def spec_of(*, official: bool = False) -> TextSpec:
+    return replace(SPEC, protocol="official-colours-v1") if official else SPEC
+
+
 def encode(words: list[str]) -> Array:
     """Letters as tokens, (words, 5)."""
     return np.array([[ord(letter) - ord("a") for letter in word] for word in words], np.int32).reshape(-1, LETTERS)
@@ -64,6 +69,11 @@ def colours(guesses: Array, words: Array, *, official: bool = False) -> Array:
     else:
         elsewhere = same.any(-1)
     return np.where(green, GREEN, np.where(elsewhere, YELLOW, BLACK)).astype(np.int32)
+
+
+def initials(row: Array) -> str:
+    """Colours as letters of g, b and y."""
+    return "".join("gby"[colour - GREEN] for colour in row)
 
 
 def codes(rows: Array) -> Array:
@@ -144,7 +154,7 @@ def guesses_of(tokens: Array) -> list[tuple[str, str | None]]:
         place = end + 1
         told = None
         if len(guess) == LETTERS and (guess < 26).all():
-            told = "".join("gby"[colour - GREEN] for colour in tokens[place : place + LETTERS])
+            told = initials(tokens[place : place + LETTERS])
             place += LETTERS + 1
         found.append((decode(guess), told))
     return found

@@ -55,14 +55,21 @@ def read_words(path: Path) -> list[str]:
     return words
 
 
+def is_installed() -> bool:
+    try:
+        metadata.distribution(PACKAGE)
+    except metadata.PackageNotFoundError:
+        return False
+    return True
+
+
 def packaged_words(name: str) -> list[str]:
     """Of the package, from its files: nothing of it is imported."""
-    try:
-        files = metadata.files(PACKAGE) or []
-    except metadata.PackageNotFoundError:
-        raise UserError(f"The list of words {name!r} needs `pip install {PACKAGE}`, or give a file.") from None
-    (path,) = (file.locate() for file in files if str(file) == PACKAGED[name])
-    return read_words(Path(str(path)))
+    files = (metadata.files(PACKAGE) or []) if is_installed() else []
+    paths = [file.locate() for file in files if str(file) == PACKAGED[name]]
+    if not paths:
+        raise UserError(f'The list of words {name!r} needs `pip install "isqn[language]"`, or give a file.')
+    return read_words(Path(str(paths[0])))
 
 
 def find_words(name: str, count: int = 0, seed: int = 0) -> list[str]:

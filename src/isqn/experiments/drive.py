@@ -309,7 +309,8 @@ def _like(config: Config) -> tuple[object, ...]:
     batches = (config.learned_batch_size, config.update_period)
     update = (config.loss, config.analysis, config.meta_gradient, *batches)
     pairs = config.target_scheme.num_pairs if config.streams or config.is_actor_critic else 0
-    return kind, config.num_seeds, config.loop, network, critic, config.twin_q, norms, update, pairs
+    writing = (config.target_scheme.num_copies, config.num_layers, config.model_width) if config.writes else ()
+    return kind, config.num_seeds, config.loop, network, critic, config.twin_q, norms, update, pairs, writing
 
 
 def _drive(pending: list[Job], engine: Engine, board: Board, should_stop: Callable[[], bool]) -> list[Job]:

@@ -230,13 +230,13 @@ class Ray:
     def start(self, jobs: Sequence[Job]) -> Sequence[tuple[Job, RayHandle]]:
         """All of them, as Ray waits for room; one at a time of those that need several hosts, which meet first."""
         if self._hosts == 1:
-            return [(job, RayHandle(self._ray, [self._task.remote(job)])) for job in jobs]
+            return [(job, RayHandle(self._ray, (self._task.remote(job),))) for job in jobs]
         if not jobs or any(handle.poll() is None for handle in self._started):
             return []
         self._started = [RayHandle(self._ray, self._together(jobs[0]))]
         return [(jobs[0], self._started[0])]
 
-    def _together(self, job: Job) -> list[Any]:
+    def _together(self, job: Job) -> tuple[Any, ...]:
         """A task on each host, the first of which is where the others find it."""
         if self._group is None:
             group = importlib.import_module("ray.util").placement_group([self._share] * self._hosts, strategy="SPREAD")
@@ -246,10 +246,10 @@ class Ray:
         strategy = importlib.import_module("ray.util.scheduling_strategies").PlacementGroupSchedulingStrategy
         places = [strategy(self._group, placement_group_bundle_index=host) for host in range(self._hosts)]
         address = self._ray.get(self._address.options(scheduling_strategy=places[0]).remote())
-        return [
-            self._task.options(scheduling_strategy=place).remote(job, parallel.environment(address, self._hosts, host))
-            for host, place in enumerate(places)
-        ]
+        tasks = [self._task.options(scheduling_strategy=place) for place in places]
+        return tuple(
+            task.remote(job, parallel.environment(address, self._hosts, host)) for host, task in enumerate(tasks)
+        )
 
     def close(self) -> None:
         self._ray.shutdown()
@@ -272,10 +272,10 @@ def free_address() -> str:
 
 class RayHandle(NamedTuple):
     ray: Any
-    references: list[Any]  # one for each host
+    references: tuple[Any, ...]  # one for each host
 
     def poll(self) -> int | None:
-        done, going = self.ray.wait(self.references, num_returns=len(self.references), timeout=0)
+        done, going = self.ray.wait(list(self.references), num_returns=len(self.references), timeout=0)
         codes = [self._code(reference) for reference in done]
         if going and not any(codes):
             return None
@@ -297,9 +297,9 @@ class RayHandle(NamedTuple):
 
 
 def worst(codes: Sequence[int]) -> int:
-    """Of the processes of one job: a failure before a stop, and a stop before one that is lost with the others."""
-    order = (worker.FAILED, worker.INTERRUPTED)
-    return next((code for code in order if code in codes), next((code for code in codes if code), worker.DONE))
+    """Of the processes of one job: if one was lost, others fail for it."""
+    lost = [code for code in codes if code < 0]
+    return next((code for code in (*lost, worker.FAILED, worker.INTERRUPTED) if code in codes), max(codes))
 
 
 # -- SLURM -----------------------------------------------------------------------------------------------------

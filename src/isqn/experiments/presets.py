@@ -127,10 +127,8 @@ _WORDLE = AGENTS["ilql"] | {
     # not in the paper; ours
     "epoch_updates": 625,  # 60 evaluations
     "log_period_updates": 25,
-    "evaluation_games": 1_024,
 }
 # Ours: 40 words, and players who are careless in most of their guesses, so that it matters what is worth guessing.
-# Greedy games of the same word are alike: 40 of them are all there are.
 _WORDLE_MINI = AGENTS["ilql"] | {
     "discount": 0.99,
     "batch_size": 32,
@@ -147,7 +145,6 @@ _WORDLE_MINI = AGENTS["ilql"] | {
     "num_updates": 2_000,
     "epoch_updates": 200,
     "log_period_updates": 50,
-    "evaluation_games": 40,
 }
 # Paper, appendix A, "Streaming RL setup", and section 5.5; what it does not change is Table 1's.
 _STREAM = AGENTS["stream-q"] | {
@@ -325,7 +322,7 @@ PRESETS: dict[str, Preset] = {
         agent="cql",
     ),
     "wordle": Preset("ILQL with GPT-2 small on Wordle", _WORDLE, agent="ilql"),
-    "wordle-mini": Preset("the same with two small layers and 20 words, on a laptop", _WORDLE_MINI, agent="ilql"),
+    "wordle-mini": Preset("the same with two small layers and 40 words, on a laptop", _WORDLE_MINI, agent="ilql"),
     # Ours: the sizes of Young & Tian 2019, the paper's update period and schedule in proportion.
     "minatar": Preset(
         "MinAtar in the compiled loop",

@@ -55,7 +55,7 @@ def _stop_with_parent() -> None:
 
 def train_job(config: Config, method_dir: Path) -> None:
     """Train all seeds of a job to the end, whatever was there before; wait for another process that is at it."""
-    from isqn.train import checkpoint, record, run
+    from isqn.train import checkpoint, parallel, record, run
 
     def folder(seed: int) -> Path:
         return seed_dir(method_dir, seed)
@@ -82,6 +82,8 @@ def train_job(config: Config, method_dir: Path) -> None:
                 new = config.replace(seed=first, num_seeds=len(together))
                 # a folder that a kill left half made holds nothing yet
                 run.start(new, method_dir if len(together) > 1 else folder(first), overwrite=True)
+            if not parallel.is_first():  # the first process says when it is finished, maybe on another file system
+                return
         except record.Busy as busy:
             print(f"isqn: {busy} Waiting for it.", file=sys.stderr, flush=True)
             time.sleep(WAIT_SECONDS)

@@ -76,9 +76,11 @@ def measures(collected: Collected) -> list[Table]:
     for cell in collected.cells:
         found = [collected.recorded(cell.task, cell.method, name) for name in MEASURED.values()]
         runs = collected.of(cell.task, cell.method)
-        if any(found) and all(one.returns for one in runs):
-            last = np.array([[one.returns[-1]] for one in runs])
-            ends = [interval(values, stats.mean) for values in (last, *(each[1][:, -1:] for each in found if each))]
+        shortest = min((len(one.returns) for one in runs), default=0)
+        if any(found) and shortest:
+            returns = np.array([[one.returns[shortest - 1]] for one in runs])
+            ends: list[Value] = [interval(returns, stats.mean)]
+            ends += [interval(each[1][:, -1:], stats.mean) if each else None for each in found]
             rows.append((cell.task, cell.method, *ends))
     about = (
         "At the last evaluation: means over seeds, with 95 % intervals if there are several. Shares are of games or of "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,31 +11,33 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from isqn.agents.ilql import make, make_writer
+from isqn.agents.ilql import Judged, make, make_writer
 from isqn.agents.q_learning import AgentState
 from isqn.compiler import jit
 from isqn.data.wordle import Source, of_file, of_people, of_players
-from isqn.envs.wordle import END_ACTION, GREEN, LENGTH, SPEC, TRIES, Games, colours, decode, encode, guesses_of
+from isqn.envs.wordle import END_ACTION, LENGTH, SPEC, TRIES, Games, colours, decode, encode, guesses_of, initials
 from isqn.envs.words import find_words
 from isqn.experiments.config import Config, flag
 from isqn.keys import device_key, host_generator
 from isqn.networks.gpt2 import load_weights
-from isqn.train import checkpoint
-from isqn.train.evaluate import Episode
+from isqn.train import checkpoint, parallel
+from isqn.train.evaluate import STOPPED, Episode
 from isqn.train.offline import Evaluation
-from isqn.types import Params, Tokens, UserError
+from isqn.types import Interrupted, Params, Tokens, UserError
 
 MEASURES = (
     *("win_rate", "valid_share", "dictionary_share", "consistent_share", "cloned_return", "cloned_win_rate"),
     *("td_error", "value_correlation"),
 )
 HELD_OUT_GAMES = 256
+AT_ONCE = 64  # games; what GPT-2 small has read of so many takes 0.4 GB
 
 
 def words_of(config: Config) -> list[str]:
     return find_words(config.word_list, config.num_words, config.word_seed)
 
 
+@lru_cache(1)  # it takes seconds to read, and is asked for before a run and in it
 def open_source(config: Config) -> Source:
     """What it learns from."""
     words = words_of(config)
@@ -46,9 +48,8 @@ def open_source(config: Config) -> Source:
     return of_people(config.num_people, words, official=config.official_colours)
 
 
-def require(config: Config) -> None:
-    """That what it learns from and begins with can be read."""
-    open_source(config)
+def require_beginning(config: Config) -> None:
+    """That what a new run begins with can be read."""
     shapes = jax.eval_shape(make(config, SPEC).init, 0)
     if config.policy_checkpoint:
         _policy_of(Path(config.policy_checkpoint), shapes.policy)
@@ -57,11 +58,17 @@ def require(config: Config) -> None:
 
 
 def preparation(config: Config) -> Callable[[AgentState], AgentState]:
-    """What a run begins with, if not at random: weights of GPT-2 for all torsos, or the policy of another run."""
-    if config.policy_checkpoint:
-        run_dir = Path(config.policy_checkpoint)
-        return lambda state: state._replace(policy=jax.tree.map(jnp.asarray, _policy_of(run_dir, state.policy)))
-    return partial(_with_weights, Path(config.gpt2_weights)) if config.gpt2_weights else lambda state: state
+    """What a run begins with, if not at random: weights of GPT-2 for all torsos, and the policy of another run."""
+
+    def prepare(state: AgentState) -> AgentState:
+        if config.gpt2_weights:
+            state = _with_weights(Path(config.gpt2_weights), state)
+        if config.policy_checkpoint:
+            policy = _policy_of(Path(config.policy_checkpoint), state.policy)
+            state = state._replace(policy=jax.tree.map(jnp.asarray, policy))
+        return state
+
+    return prepare
 
 
 def _policy_of(run_dir: Path, shapes: Params) -> Params:
@@ -82,27 +89,41 @@ def _with_weights(path: Path, state: AgentState) -> AgentState:
 
 
 class Board(NamedTuple):
-    """The words of a list, and an agent that looks for them."""
+    """What an agent does with games, compiled."""
 
     play: Callable[..., Games]  # state, letters of the hidden words (games, 5), seed
-    judge: Callable[..., Any]
+    judge: Callable[..., Judged]
     appraise: Callable[..., Any]
 
 
-def make_board(config: Config) -> Board:
+def make_board(config: Config, should_stop: Callable[[], bool] = lambda: False) -> Board:
     writer = make_writer(config, SPEC)
     guess = jit(writer.guess, donate_argnums=1)
 
     def play(state: AgentState, hidden: np.ndarray, seed: int) -> Games:
+        """In parts of as many games as caches are held for."""
+        count, state = len(hidden), state._replace(optimizer=(), probe=())
+        size = min(count, AT_ONCE)
+        parts = [
+            play_part(state, hidden[np.arange(first, first + size) % count], (seed, "guess", first))
+            for first in range(0, count, size)
+        ]
+        games = Games(hidden, official=config.official_colours)
+        for name in ("tokens", "lengths", "begun", "tries", "solved"):
+            setattr(games, name, np.concatenate([getattr(part, name) for part in parts])[:count])
+        return games
+
+    def play_part(state: AgentState, hidden: np.ndarray, draw: Any) -> Games:
         games, count = Games(hidden, official=config.official_colours), len(hidden)
         caches, read = writer.begin(count), np.zeros(count, int)  # what the caches hold
-        state = state._replace(optimizer=(), probe=())
         for turn in range(TRIES):
             if games.over.all():
                 break
+            if parallel.agreed(should_stop()):
+                raise Interrupted(STOPPED)
             places = np.minimum(read[:, None] + np.arange(SPEC.answer_tokens), LENGTH - 1)
-            new, key = np.take_along_axis(games.tokens, places, axis=1), device_key(seed, "guess", turn)
-            tokens, caches = guess(state, caches, new, read, games.lengths - read, key)
+            new = np.take_along_axis(games.tokens, places, axis=1)
+            tokens, caches = guess(state, caches, new, read, games.lengths - read, device_key(*draw, turn))
             begun, ended = games.lengths.copy(), np.zeros(count, bool)
             written = np.zeros(count, int)
             for column in np.asarray(tokens).T:
@@ -116,7 +137,8 @@ def make_board(config: Config) -> Board:
 
 
 def hidden_words(words: list[str], count: int, seed: int) -> np.ndarray:
-    """Of so many games: each word as often as any other, in an order that the seed draws."""
+    """Of so many games, or of one for each word: all of them in an order that the seed draws, and again in another."""
+    count = count or len(words)
     rng = host_generator(seed, "hidden")
     rounds = [rng.permutation(len(words)) for _ in range(-(-count // len(words)))]
     return encode(words)[np.concatenate(rounds)[:count]]
@@ -132,15 +154,11 @@ def shares(games: Games, words: list[str]) -> dict[str, float]:
                 found.append((False, False, False))
                 continue
             letters = encode([guess])[0]
-            allowed = all(_told(earlier, letters, games.official) == row for earlier, row in clues)
+            allowed = all(initials(colours(e, letters, official=games.official)) == told for e, told in clues)
             found.append((True, guess in known, allowed))
             clues.append((letters, told))
     valid, listed, consistent = np.mean(found, axis=0).tolist()
     return {"valid_share": valid, "dictionary_share": listed, "consistent_share": consistent}
-
-
-def _told(guess: np.ndarray, word: np.ndarray, official: bool) -> str:
-    return "".join("gby"[colour - GREEN] for colour in colours(guess, word, official=official))
 
 
 def returns_to_go(games: Tokens, discount: float) -> np.ndarray:
@@ -151,10 +169,12 @@ def returns_to_go(games: Tokens, discount: float) -> np.ndarray:
     return found
 
 
-def evaluation(config: Config, source: Source) -> Callable[[AgentState, int], Evaluation]:
+def evaluation(
+    config: Config, source: Source, should_stop: Callable[[], bool] = lambda: False
+) -> Callable[[AgentState, int], Evaluation]:
     """Of a state at an epoch: games by values and policy, the same by the policy alone, and what values are worth."""
     words = source.words
-    board, cloned = make_board(config), make_board(config.replace(inverse_temperature=0.0))
+    board, cloned = (make_board(one, should_stop) for one in (config, config.replace(inverse_temperature=0.0)))
     held_out = source.sample(HELD_OUT_GAMES, host_generator(config.seed, "held-out"), held_out=True)
     real = np.arange(held_out.rewards.shape[1]) < SPEC.action_tokens * held_out.num_actions[:, None]
     # where a game was broken off, nobody knows what would have followed
@@ -198,24 +218,22 @@ class Turn(NamedTuple):
 
 def explain(config: Config, state: AgentState, word: str, top: int, seed: int) -> tuple[Games, list[Turn]]:
     """How an agent looks for a word, and what else it might have guessed, of the words of its list."""
-    board, by_policy = make_board(config), make_board(config.replace(inverse_temperature=0.0))
+    board, letters = make_board(config), encode(words_of(config))
     games = board.play(state, encode([word]), seed)
     tokens, place, turns = games.tokens[0], 0, []
-    letters = encode(words_of(config))
-    ends = np.full((len(letters), 1), END_ACTION, np.int32)
-    written = np.concatenate([letters, ends], axis=1)
+    written = np.pad(letters, ((0, 0), (0, 1)), constant_values=END_ACTION)
     for guess, told in guesses_of(tokens):
-        ahead = np.full((len(letters), LENGTH + SPEC.action_tokens), SPEC.pad, np.int32)
+        ahead = np.full((len(letters), LENGTH), SPEC.pad, np.int32)
         ahead[:, : place + 1] = tokens[: place + 1]
-        ahead[:, place + 1 : place + 1 + SPEC.action_tokens] = written
         places = place + np.arange(SPEC.action_tokens)
-        judged, plain = (b.judge(state, ahead[:, :LENGTH]) for b in (board, by_policy))
-        chosen, cloned = (_likelihood(one.scores, places, written) for one in (judged, plain))
+        ahead[:, places + 1] = written
+        judged = board.judge(state, ahead)
+        chosen, cloned = (_likelihood(scores, places, written) for scores in (judged.scores, judged.cloned))
         values = np.asarray(judged.q)[:, places[-1], END_ACTION]
         best = np.argsort(-chosen, kind="stable")[:top]
         thoughts = [Thought(decode(letters[i]), float(chosen[i]), float(cloned[i]), float(values[i])) for i in best]
         turns.append(Turn(guess, told, float(np.asarray(judged.v)[0, place]), thoughts))
-        place = int(np.flatnonzero(tokens[place + 1 :] == END_ACTION)[0]) + place + 1
+        place += 1 + int(np.flatnonzero(tokens[place + 1 :] == END_ACTION)[0])
         place += 0 if told is None else SPEC.answer_tokens
     return games, turns
 

@@ -6,7 +6,6 @@ a time, because that takes little longer than one.
 
 from __future__ import annotations
 
-import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -27,7 +26,7 @@ from isqn.train import checkpoint, parallel
 from isqn.train.evaluate import Episode
 from isqn.train.host import compile_agent
 from isqn.train.loop import Epoch, empty_totals, means, metrics_columns, require_finite, save_best
-from isqn.train.progress import Progress, free_memory, memory_mb
+from isqn.train.progress import Progress, count, free_memory, memory_mb
 from isqn.train.record import EPISODE_COLUMNS, Table, Tracker, require_tables
 from isqn.types import Interrupted, UserError
 
@@ -124,9 +123,10 @@ def train(
         state, totals, count, lengths = restored
     else:
         state = prepare(state)
-    here = parallel.here
+    here, keeps = parallel.here, parallel.is_first()
     update: Any = call.update
     if config.writes:
+        parallel.require_same(f"{dataset.digest} {count.updates}")
         state, totals = parallel.everywhere((state, totals))
         shapes = parallel.spread(jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), spec.batch(config.batch_size)))
         update = update.lower(state, totals, shapes).compile()
@@ -150,6 +150,8 @@ def train(
 
     def save() -> None:
         nonlocal saved_at
+        if not keeps:
+            return
         kept = here({"agent": state, "totals": totals})
         require_finite((kept["agent"].params, kept["agent"].policy, kept["totals"]), run_dir, count.updates)
         count.seconds = time.monotonic() - clock
@@ -195,7 +197,8 @@ def train(
                     last_return = result.mean_return
                     if count.best is None or result.mean_return > count.best:
                         count.best = result.mean_return
-                        save_best(run_dir, here(state), result)
+                        if keeps:
+                            save_best(run_dir, here(state), result)
                 save()
                 yield result
                 logged_at += time.monotonic() - began  # of which no update is a part
@@ -251,12 +254,13 @@ def train(
 def _say_memory(update: Any, progress: Progress) -> None:
     """What an update takes at its peak, on each device, as its compiler planned it; refused if there is not so much."""
     plan = update.memory_analysis()
-    peak = plan.argument_size_in_bytes + plan.output_size_in_bytes - plan.alias_size_in_bytes + plan.temp_size_in_bytes
-    available = free_memory() if jax.default_backend() == "cpu" else math.inf
-    progress.say(f"an update needs {peak / 1e9:.3g} GB at its peak, on each of {jax.device_count()} devices")
-    if peak > 0.95 * available:
+    more = plan.output_size_in_bytes - plan.alias_size_in_bytes + plan.temp_size_in_bytes
+    peak = plan.argument_size_in_bytes + more
+    progress.say(f"an update needs {peak / 1e9:.3g} GB at its peak, on each of {count(jax.device_count(), 'device')}")
+    if jax.default_backend() == "cpu" and jax.local_device_count() * more > 0.95 * free_memory():
         raise UserError(
-            f"An update needs {peak / 1e9:.1f} GB, and {available / 1e9:.1f} GB are free here; lower "
+            f"An update needs {more / 1e9:.1f} GB beside what it learns, on each of "
+            f"{count(jax.local_device_count(), 'device')}, and {free_memory() / 1e9:.1f} GB are free; lower "
             "--micro-batch-size, or give --rematerialise."
         )
 
@@ -271,7 +275,7 @@ def split(group: Any) -> list[Any]:
 def _restore(run_dir: Path, dataset: Source, state: Any, totals: Any) -> Any:
     for step, arrays, manifest in checkpoint.newest_good(run_dir):
         if manifest["learned_from"] != dataset.digest:
-            raise UserError(f"{dataset.folder} is not what {run_dir} was trained on: its index has changed since.")
+            raise UserError(f"{dataset.folder} is not what {run_dir} was trained on: it has changed since.")
         tree = checkpoint.unflatten({"agent": state, "totals": totals}, arrays, checkpoint.folder_of(run_dir, step))
         require_tables(run_dir, manifest["tables"])
         checkpoint.drop_after(run_dir, step)

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from zlib import crc32
 
 import jax
 import numpy as np
@@ -48,19 +49,32 @@ def is_first() -> bool:
     return jax.process_index() == 0
 
 
+def meet(name: str) -> None:
+    """Wait for the others."""
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices(name)
+
+
+def require_same(what: str) -> None:
+    """That all processes begin with the same data, at the same update."""
+    if jax.process_count() > 1:
+        everyones = multihost_utils.process_allgather(np.array(crc32(what.encode()), np.uint32))
+        if len(set(everyones.ravel().tolist())) > 1:
+            raise UserError(
+                "The processes of this run do not see the same folder, or not the same games to learn from."
+            )
+
+
 @contextmanager
 def workplace(run_dir: Path) -> Iterator[Path]:
     """The folder of a run, that the first process has made; for the others a copy, from before it is written to."""
-    if jax.process_count() == 1:
-        yield run_dir
-        return
-    multihost_utils.sync_global_devices("made")
+    meet("made")
     with TemporaryDirectory() as aside:
         if not is_first():
-            shutil.copytree(run_dir, Path(aside) / "run")
-        multihost_utils.sync_global_devices("copied")
+            shutil.copytree(run_dir, Path(aside) / "run", ignore=shutil.ignore_patterns("best-*", "videos"))
+        meet("copied")
         yield run_dir if is_first() else Path(aside) / "run"
-    multihost_utils.sync_global_devices("finished")
+    meet("finished")
 
 
 def agreed(wish: bool) -> bool:

@@ -85,7 +85,7 @@ def require_memory(size: int, needs: str, advice: str) -> None:
 def specification(config: Config) -> EnvSpec:
     """Of the environment as this run will see it."""
     if config.writes:
-        return wordle.SPEC
+        return wordle.spec_of(official=config.official_colours)
     if index := _index(config):
         return spec_of(index)
     if uses_compiled_loop(config):
@@ -130,16 +130,19 @@ def start(config: Config, run_dir: Path | None = None, *, overwrite: bool = Fals
     folders = run_dirs(config, run_dir)
     if config.writes:
         parallel.join()
-        if not parallel.is_first():
-            train(config, folders, quiet=True)
-            return folders
     require_possible(config, specification(config), compiled_loop=uses_compiled_loop(config))
+    if config.writes:
+        language.require_beginning(config)
     for folder in folders:
         record.require_free(folder, overwrite)
         if config.dataset and folder.resolve().is_relative_to(Path(config.dataset).resolve()):
             raise UserError(f"{folder} lies in {config.dataset}, which is learned from; choose another --run-dir.")
         if config.dataset and Path(config.dataset).resolve().is_relative_to(folder.resolve()):
             raise UserError(f"{config.dataset} lies in {folder}, which is to be overwritten; choose another --run-dir.")
+    parallel.meet("checked")
+    if not parallel.is_first():
+        train(config.replace(track="none"), folders, quiet=True)
+        return folders
     with record.hold(folders):
         for index, folder in enumerate(folders):
             record.create_run(folder, config.of_seed(index), overwrite)
@@ -159,8 +162,9 @@ def require_possible(config: Config, spec: EnvSpec, *, compiled_loop: bool) -> N
     require_memory(size, f"{what} {size / 1e9:,.1f} GB", f"Lower {flag('batch_size')}.")
     memory = replay_memory(config, spec)
     if config.writes:
-        parallel.require_shares(config.micro_batch_size or config.batch_size, flag("micro_batch_size"))
-        language.require(config)
+        shared = "micro_batch_size" if config.micro_batch_size else "batch_size"
+        parallel.require_shares(getattr(config, shared), flag(shared))
+        language.open_source(config)
         return
     if config.is_offline:
         needs = f"{config.dataset} takes {memory.total / 1e9:.1f} GB in memory"
@@ -209,9 +213,9 @@ def resume(run_dir: Path, *, quiet: bool = False) -> bool:
     config = read_config(folders[0]).replace(num_seeds=len(folders))
     if config.writes:
         parallel.join()
-        if not parallel.is_first():
-            train(config, folders, quiet=True)
-            return True
+    if not parallel.is_first():
+        train(config.replace(track="none"), folders, quiet=True)
+        return True
     if config.dataset and not Path(config.dataset).exists():
         raise UserError(
             f"{config.dataset}, which {run_dir} learns from, is not there; put it back, or say where it is now: "
@@ -376,7 +380,7 @@ def _train_offline(
     more: dict[str, Any] = {"should_stop": should_stop, "progress": progress}
     if config.writes:
         more |= {"measures": language.MEASURES, "prepare": language.preparation(config)}
-        playing: Any = nullcontext(language.evaluation(config, dataset))
+        playing: Any = nullcontext(language.evaluation(config, dataset, should_stop))
     else:
         playing = _evaluation(config, agent, dataset.spec, env, should_stop)
     with playing as evaluate:
