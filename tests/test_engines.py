@@ -481,7 +481,7 @@ def test_bad_words(words, sentence, tmp_path):
 
 
 def test_what_goes_to_submitit(tmp_path, monkeypatch):
-    monkeypatch.setattr(engines, "Slurm", lambda folder, workers, cluster, parameters: parameters)
+    monkeypatch.setattr(engines, "Slurm", lambda folder, workers, cluster, parameters, hosts: parameters)
     words = ["slurm_partition=cpu", "timeout_min=600", "mem_gb=0.5", 'slurm_setup=["module load cuda"]']
     assert engines.make("slurm", tmp_path, 4, None, 0, "slurm", words) == {
         "slurm_array_parallelism": 4,

@@ -22,9 +22,9 @@ from isqn.types import Interrupted, UserError
 from test_resume import assert_same, final, stop_after
 
 SIZES = {"num_layers": 1, "model_width": 8, "attention_heads": 2, "head_hidden_size": 6, "num_words": 8}
-LENGTHS = {"num_updates": 12, "epoch_updates": 6, "log_period_updates": 4, "evaluation_games": 8}
+LENGTHS = {"num_updates": 12, "epoch_updates": 6, "log_period_updates": 4, "analysis_samples": 16}
 LEARNING = {"batch_size": 4, "micro_batch_size": 2, "dropout": 0.1, "num_bellman_iterations": 2}
-SMALL = preset_config("wordle-mini").replace(**SIZES | LENGTHS | LEARNING)
+SMALL = preset_config("wordle-mini").replace(analysis=True, **SIZES | LENGTHS | LEARNING)
 WORDS = find_words("common", 8)
 
 
@@ -46,7 +46,11 @@ def test_what_a_run_leaves(trained):
     assert [row["step"] for row in measured] == ["0", "6", "12"]
     assert set(measured[0]) == {"epoch", "step", *MEASURES}
     assert all(-6 <= float(row["cloned_return"]) <= 0 for row in measured)
-    assert {"loss", "cloning_loss", "q_value", "v_value"} <= set(rows(trained / "metrics.csv")[0])
+    told = rows(trained / "metrics.csv")[0]
+    assert {"loss", "cloning_loss", "q_value", "v_value"} <= set(told)
+    assert 1 <= float(told["effective_rank"]) <= 8
+    assert 0 <= float(told["dormant_share"]) <= 1
+    assert -1 <= float(told["head_cosine"]) <= 1
     summary = record.read_summary(trained)
     assert summary["status"] == "finished"
     assert summary["learned_from"]["words"] == 8
@@ -61,14 +65,6 @@ def test_a_run_resumes_to_the_same_bits(trained, tmp_path, monkeypatch):
     assert run.resume(tmp_path / "run", quiet=True)
     assert_same(final(tmp_path / "run"), final(trained))
     assert (tmp_path / "run" / "measures.csv").read_text() == (trained / "measures.csv").read_text()
-
-
-def test_probes_of_a_run(tmp_path):
-    config = SMALL.replace(analysis=True, analysis_samples=16, num_updates=4, epoch_updates=4, scheme="target-free")
-    run.start(config, tmp_path / "run", quiet=True)
-    (row,) = rows(tmp_path / "run" / "metrics.csv")
-    assert 1 <= float(row["effective_rank"]) <= 8
-    assert 0 <= float(row["dormant_share"]) <= 1
 
 
 # -- what it begins with
