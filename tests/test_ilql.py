@@ -23,7 +23,7 @@ from isqn.types import TokenValues, Transition
 
 WORDS = find_words("common", 8)
 SMALL = preset_config("wordle-mini").replace(
-    num_layers=1, model_width=8, attention_heads=2, head_hidden_size=6, batch_size=4, num_words=8
+    num_layers=1, model_width=8, attention_heads=2, head_hidden_size=6, batch_size=4, micro_batch_size=0, num_words=8
 )
 TB, TF = SMALL.replace(scheme="target-based"), SMALL.replace(scheme="target-free")
 

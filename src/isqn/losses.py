@@ -113,10 +113,14 @@ LOSSES: dict[str, tuple[str, Callable[..., Array]]] = {
 
 
 def make_loss(name: str, settings: object) -> PairLoss:
-    """The loss of that name; its keyword arguments without a default are the fields of `settings` of the same name."""
+    """The loss of that name."""
     if name not in LOSSES:
         raise UserError(f"--loss {name!r} is not known; choose one of {', '.join(LOSSES)}.")
-    _, loss = LOSSES[name]
+    return with_settings(LOSSES[name][1], settings)
+
+
+def with_settings(loss: Callable[..., Array], settings: object) -> Callable[..., Array]:
+    """Its keyword arguments without a default are the fields of `settings` of the same name."""
     keywords = [p for p in signature(loss).parameters.values() if p.kind is Parameter.KEYWORD_ONLY]
     wanted = [p.name for p in keywords if p.default is Parameter.empty]
     return partial(loss, **{field: getattr(settings, field) for field in wanted})

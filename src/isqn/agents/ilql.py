@@ -7,9 +7,7 @@ step are two places of the same sequence. A target network takes another pass.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -18,9 +16,18 @@ import numpy as np
 import optax
 
 from isqn import losses, schemes
-from isqn.agents.q_learning import Agent, AgentState, Choice, make_optimizer
+from isqn.agents.q_learning import (
+    Agent,
+    AgentState,
+    Choice,
+    begin_heads,
+    make_optimizer,
+    moved_scheme,
+    pass_on,
+    refresh_if_due,
+)
 from isqn.keys import device_key
-from isqn.networks.gpt2 import GPT2, Cache, Size, empty_cache
+from isqn.networks.gpt2 import GPT2, Cache, Size, apply, empty_cache
 from isqn.networks.language import make_values, of_twins
 from isqn.types import Array, Metrics, Params, TextSpec, Tokens, TokenValues, Transition
 
@@ -87,20 +94,15 @@ def _parts(config: Config, spec: TextSpec, *, unroll: bool = False) -> tuple[Age
     scheme = config.target_scheme
     size = size_of(config, spec.num_actions, unroll=unroll)
     network, policy = make_values(size, scheme.num_heads, config.head_hidden_size), GPT2(size)
-    pair_loss = partial(
-        losses.ilql, expectile_level=config.expectile_level, conservative_weight=config.conservative_weight
-    )
+    pair_loss = losses.with_settings(losses.ilql, config)
     optimizer = make_optimizer(config)
     weights = jnp.asarray(config.pair_weights)
     online, target, copy = np.array(scheme.online), np.array(scheme.target), np.array(scheme.copy, int)
-    first = dataclasses.replace(scheme, online=scheme.online[:1], target=scheme.target[:1], copy=scheme.copy[:1])
     clones = not config.policy_checkpoint
     states = spec.states
 
     def init(seed: Array | int) -> AgentState:
-        params = network.init(device_key(seed, "network"))
-        if scheme.twins or config.initial_heads == "copied":
-            params, _ = schemes.refresh(scheme if scheme.twins else first, params, ())
+        params = begin_heads(config, network.init(device_key(seed, "network")))
         # as in the code of ILQL, the policy begins as the torso of the values
         begun = jax.tree.map(jnp.copy, params["torso"]["gpt2"])
         return AgentState(
@@ -124,12 +126,15 @@ def _parts(config: Config, spec: TextSpec, *, unroll: bool = False) -> tuple[Age
             every = [
                 q_at_steps(older, features_of(older, tokens, mask)) for older, mask in zip(copies, masks, strict=True)
             ]
-            older = jnp.stack(every)[copy, :, :, target]  # (pairs, B, steps, 2, tokens)
-            target_q = jax.lax.stop_gradient(jnp.moveaxis(older, 0, 2))
+            target_q = jax.lax.stop_gradient(of_targets(every))
         now = jax.tree.map(lambda x: x[:, :, online], own)
         values_learn = {"A": target_q, "B": fixed.q[:, :, online], "C": target_q}[config.bellman_heads]
         following = online if config.bellman_heads == "A" else target
         return now, now._replace(q=values_learn, next_v=fixed.next_v[:, :, following])
+
+    def of_targets(every: list[Array]) -> Array:
+        """(B, T, pairs, ...), of (B, T, heads, ...) by each copy."""
+        return jnp.moveaxis(jnp.stack(every)[copy, :, :, target], 0, 2)
 
     def features_of(params: Params, tokens: Array, mask: Array | None) -> Array:
         return network.features(params, tokens, tokens != spec.pad, key=mask if config.dropout else None)[0]
@@ -207,13 +212,10 @@ def _parts(config: Config, spec: TextSpec, *, unroll: bool = False) -> tuple[Age
         state = state._replace(
             params=params, policy=rest[0] if clones else state.policy, optimizer=Optimizer(adam, updates)
         )
-        if config.target_update_period == 1:
-            return refresh(state), metrics
-        due = updates % config.target_update_period == 0
-        return jax.lax.cond(due, refresh, lambda unchanged: unchanged, state), metrics
+        return refresh_if_due(config, refresh, state, updates), metrics
 
     def refresh(state: AgentState) -> AgentState:
-        moved = scheme if config.refreshed_heads == "all" else first
+        moved = moved_scheme(config)
         _, copies = schemes.refresh(moved, of_twins(state.params), state.copies, config.target_step_size)
         params, _ = schemes.refresh(moved, state.params, (), config.target_step_size)
         return state._replace(params=params, copies=copies)
@@ -237,7 +239,7 @@ def _parts(config: Config, spec: TextSpec, *, unroll: bool = False) -> tuple[Age
         if not (older and config.deciding_q == "target"):
             return network.q(state.params, features).min(axis=0)[:, :, heads], v
         every = [network.q(params, f).min(axis=0) for params, f in zip(state.copies, older, strict=True)]
-        return jnp.moveaxis(jnp.stack(every)[copy, :, :, target], 0, 2), v
+        return of_targets(every), v
 
     def scored(state: AgentState, said: Array, q: Array | None = None, v: Array | None = None) -> Array:
         """Logarithms: of the policy, by its features, and of the weights, if any."""
@@ -253,9 +255,7 @@ def _parts(config: Config, spec: TextSpec, *, unroll: bool = False) -> tuple[Age
 
     def read_all(params: Params, tokens: Array, key: Array | None = None) -> Array:
         """Features of the policy."""
-        rngs = {} if key is None else {"dropout": key}
-        found = policy.apply({"params": params}, tokens, tokens != spec.pad, train=key is not None, rngs=rngs)
-        return found[0]  # type: ignore[return-value]
+        return apply(policy, params, tokens, tokens != spec.pad, key=key)[0]
 
     def judge(state: AgentState, tokens: Array) -> Judged:
         real = tokens != spec.pad
@@ -280,7 +280,7 @@ def _parts(config: Config, spec: TextSpec, *, unroll: bool = False) -> tuple[Age
 
     def read(state: AgentState, caches: Any, tokens: Array, places: Array) -> Any:
         """More tokens: features of each, of the policy and, where values weigh, of these; and caches that hold them."""
-        found = [policy.apply({"params": state.policy}, tokens, None, caches[0], places)]
+        found = [apply(policy, state.policy, tokens, None, caches[0], places)]
         for params, cache in zip((state.params, *state.copies), caches[1:], strict=False):
             found.append(network.features(params, tokens, None, cache, places))
         return [features for features, _ in found], tuple(cache for _, cache in found)
@@ -301,9 +301,6 @@ def _parts(config: Config, spec: TextSpec, *, unroll: bool = False) -> tuple[Age
         (caches, *_), tokens = jax.lax.scan(write, start, jax.random.split(key, spec.action_tokens))
         return tokens.T, caches
 
-    def observe(state: AgentState, frame: Array, reward: Any = None, ended: Any = None) -> tuple[AgentState, Array]:
-        return state, frame
-
     def look(state: AgentState, games: Tokens) -> tuple[list[Array], Array]:
         """At one step of each game, another one in the next."""
         number = jnp.arange(len(games.tokens))
@@ -313,7 +310,7 @@ def _parts(config: Config, spec: TextSpec, *, unroll: bool = False) -> tuple[Age
 
     agent = Agent(
         init=init,
-        observe=observe,
+        observe=pass_on,
         act=act,
         update=update,
         refresh=refresh,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -68,8 +69,7 @@ def make(config: Config, spec: EnvSpec) -> Agent:
 
     def init(seed: Array | int) -> AgentState:
         params, statistics = network.init(device_key(seed, "network"))
-        if scheme.twins:
-            params, _ = schemes.refresh(scheme, params, ())
+        params = begin_heads(config, params)
         return AgentState(
             seed=jnp.asarray(seed, jnp.uint32),
             params=params,
@@ -105,9 +105,6 @@ def make(config: Config, spec: EnvSpec) -> Agent:
         params = optax.apply_updates(state.params, steps)
         return state._replace(params=params, statistics=statistics, optimizer=optimizer_state), metrics
 
-    def observe(state: AgentState, frame: Array, reward: Any = None, ended: Any = None) -> tuple[AgentState, Array]:
-        return state, frame
-
     def look(state: AgentState, batch: Transition) -> tuple[list[Array], Array]:
         return network.look(state.params, state.statistics, batch.obs)
 
@@ -128,13 +125,13 @@ def make(config: Config, spec: EnvSpec) -> Agent:
         return Choice(action, action != best)
 
     def refresh(state: AgentState) -> AgentState:
-        params, copies = schemes.refresh(scheme, state.params, state.copies, config.target_step_size)
+        params, copies = schemes.refresh(moved_scheme(config), state.params, state.copies, config.target_step_size)
         return state._replace(params=params, copies=copies)
 
     def sync(state: AgentState) -> AgentState:
         return state._replace(copies=schemes.sync(state.params, state.copies))
 
-    return Agent(init, observe, act, update, refresh, sync, pair_losses, look, network, scheme.refreshes)
+    return Agent(init, pass_on, act, update, refresh, sync, pair_losses, look, network, scheme.refreshes)
 
 
 def both_sides(
@@ -168,6 +165,41 @@ def both_sides(
     else:
         aims = jax.tree.map(lambda q: q[:, target], own)
     return jax.tree.map(lambda q: q[:, online], own), jax.lax.stop_gradient(aims), moved
+
+
+# -- what agents share
+
+
+def pass_on(state: AgentState, frame: Array, reward: Any = None, ended: Any = None) -> tuple[AgentState, Array]:
+    """To observe, where nothing is learned of it."""
+    return state, frame
+
+
+def first_pair(scheme: schemes.TargetScheme) -> schemes.TargetScheme:
+    return dataclasses.replace(scheme, online=scheme.online[:1], target=scheme.target[:1], copy=scheme.copy[:1])
+
+
+def begin_heads(config: Config, params: Params) -> Params:
+    """Those that are to begin as copies of others."""
+    scheme = config.target_scheme
+    if scheme.twins or config.initial_heads == "copied":
+        params, _ = schemes.refresh(scheme if scheme.twins else first_pair(scheme), params, ())
+    return params
+
+
+def moved_scheme(config: Config) -> schemes.TargetScheme:
+    """The pairs that a refresh moves."""
+    return config.target_scheme if config.refreshed_heads == "all" else first_pair(config.target_scheme)
+
+
+def refresh_if_due(
+    config: Config, refresh: Callable[[AgentState], AgentState], state: AgentState, updates: Array
+) -> AgentState:
+    """For agents that count their updates, and refresh within one."""
+    if config.target_update_period == 1:
+        return refresh(state)
+    due = updates % config.target_update_period == 0
+    return jax.lax.cond(due, refresh, lambda unchanged: unchanged, state)
 
 
 def make_optimizer(config: Config) -> optax.GradientTransformation:

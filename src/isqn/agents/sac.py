@@ -6,8 +6,6 @@ observations and rewards as they came; what they are normalised by moves, and is
 
 from __future__ import annotations
 
-import dataclasses
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -17,7 +15,16 @@ import optax
 
 from isqn import losses, schemes
 from isqn.agents import normalise
-from isqn.agents.q_learning import Agent, AgentState, Choice, both_sides, make_optimizer
+from isqn.agents.q_learning import (
+    Agent,
+    AgentState,
+    Choice,
+    begin_heads,
+    both_sides,
+    make_optimizer,
+    moved_scheme,
+    refresh_if_due,
+)
 from isqn.keys import device_key
 from isqn.networks import make_critic, make_policy
 from isqn.types import Array, EnvSpec, Metrics, Params, Transition
@@ -45,17 +52,15 @@ def make(config: Config, spec: EnvSpec) -> Agent:
     optimizer = make_optimizer(config)
     atoms = losses.value_atoms(config.num_atoms, config.value_bound)
     is_categorical = config.num_atoms > 1
-    pair_loss = partial(losses.categorical, value_bound=config.value_bound) if is_categorical else losses.expected
+    pair_loss = losses.with_settings(losses.categorical if is_categorical else losses.expected, config)
     weights, climbed = jnp.asarray(config.pair_weights), jnp.asarray(config.policy_weights)
     online = np.array(scheme.online)
     frozen = np.array(sorted(set(scheme.target) - set(scheme.online)), int)
     target_entropy = config.target_entropy_per_action * spec.num_actions
-    first = dataclasses.replace(scheme, online=scheme.online[:1], target=scheme.target[:1], copy=scheme.copy[:1])
 
     def init(seed: Array | int) -> AgentState:
         params, statistics = critic.init(device_key(seed, "network"))
-        if scheme.twins or config.initial_heads == "copied":
-            params, _ = schemes.refresh(scheme if scheme.twins else first, params, ())
+        params = begin_heads(config, params)
         network, policy_statistics = policy.init(device_key(seed, "policy"))
         log_temperature = jnp.log(jnp.float32(config.entropy_temperature_start))
         return AgentState(
@@ -169,10 +174,7 @@ def make(config: Config, spec: EnvSpec) -> Agent:
             metrics |= found
         updates = state.optimizer.updates + 1
         state = state._replace(optimizer=state.optimizer._replace(updates=updates))
-        if config.target_update_period == 1:
-            return refresh(state), metrics
-        due = updates % config.target_update_period == 0
-        return jax.lax.cond(due, refresh, lambda unchanged: unchanged, state), metrics
+        return refresh_if_due(config, refresh, state, updates), metrics
 
     def update(state: AgentState, batch: Transition) -> tuple[AgentState, Metrics]:
         """As many as belong to a step, in one program: `batch` is that many batches, one behind the other."""
@@ -186,7 +188,7 @@ def make(config: Config, spec: EnvSpec) -> Agent:
         return state, jax.tree.map(lambda m: m.sum(axis=0), metrics)
 
     def refresh(state: AgentState) -> AgentState:
-        moved = scheme if config.refreshed_heads == "all" else first
+        moved = moved_scheme(config)
         params, copies = schemes.refresh(moved, state.params, state.copies, config.target_step_size)
         return state._replace(params=params, copies=copies)
 

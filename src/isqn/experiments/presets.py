@@ -136,6 +136,7 @@ _WORDLE_MINI = AGENTS["ilql"] | {
     "model_width": 64,
     "attention_heads": 4,
     "num_positions": 74,
+    "micro_batch_size": 8,  # on a CPU 0.7 of the time of 32 at once: memory is not asked for anew in each update
     "dropout": 0.0,
     "head_hidden_size": 128,
     "learning_rate": 1e-3,

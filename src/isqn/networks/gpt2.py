@@ -131,6 +131,12 @@ class GPT2(nn.Module):
         return _norm("norm")(x), cache
 
 
+def apply(module: GPT2, params: Params, *seen: Any, key: Array | None = None) -> tuple[Array, Cache | None]:
+    """Features of what is seen, as `GPT2` says; with a key, units are dropped."""
+    rngs = {} if key is None else {"dropout": key}
+    return module.apply({"params": params}, *seen, train=key is not None, rngs=rngs)  # type: ignore[return-value]
+
+
 # our name -> theirs, and theirs of each layer
 _OUTSIDE = {"tokens": "wte.weight", "positions": "wpe.weight", "norm.scale": "ln_f.weight", "norm.bias": "ln_f.bias"}
 _LAYERS = {"attend": "attn.c_attn", "mix": "attn.c_proj", "widen": "mlp.c_fc", "narrow": "mlp.c_proj"}

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from isqn.networks.gpt2 import GPT2, Cache, Size
+from isqn.networks.gpt2 import GPT2, Cache, Size, apply
 from isqn.types import Array, Params
 
 VALUES = ("q1", "q2", "v")
@@ -42,8 +42,7 @@ def make_values(size: Size, num_heads: int, hidden: int) -> ValueNetwork:
         return {"torso": {"gpt2": gpt2, **inside}, "heads": heads}
 
     def features(params: Params, *seen: Any, key: Array | None = None) -> tuple[Array, Cache | None]:
-        rngs = {} if key is None else {"dropout": key}
-        return module.apply({"params": params["torso"]["gpt2"]}, *seen, train=key is not None, rngs=rngs)  # type: ignore[return-value]
+        return apply(module, params["torso"]["gpt2"], *seen, key=key)
 
     def wide(params: Params, name: str, features: Array) -> Array:
         inside = params["torso"][name]

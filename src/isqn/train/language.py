@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from isqn.agents.ilql import Judged, make, make_writer
+from isqn.agents.ilql import Judged, make, make_writer, steps_of
 from isqn.agents.q_learning import AgentState
 from isqn.compiler import jit
 from isqn.data.wordle import Source, of_file, of_people, of_players
@@ -176,7 +176,7 @@ def evaluation(
     words = source.words
     board, cloned = (make_board(one, should_stop) for one in (config, config.replace(inverse_temperature=0.0)))
     held_out = source.sample(HELD_OUT_GAMES, host_generator(config.seed, "held-out"), held_out=True)
-    real = np.arange(held_out.rewards.shape[1]) < SPEC.action_tokens * held_out.num_actions[:, None]
+    real = np.asarray(steps_of(held_out, SPEC, config.discount)[1])
     # where a game was broken off, nobody knows what would have followed
     known = real & held_out.finished[:, None]
     later = returns_to_go(held_out, config.discount)
