@@ -24,6 +24,13 @@ else:
     OWN_CACHE = None  # a worker's, made by the process that started it
 
 
+def pytest_configure(config):
+    """Most of the time of most tests is compiling: half as long like this, for programs that run once or twice. Slow
+    tests train, with programs that should be fast. Child processes and workers inherit it; nothing has computed yet."""
+    if config.option.markexpr == "not slow" and "XLA_FLAGS" not in os.environ:
+        os.environ["XLA_FLAGS"] = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+
+
 def pytest_sessionfinish():
     if OWN_CACHE:
         shutil.rmtree(OWN_CACHE, ignore_errors=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -12,10 +13,13 @@ from safetensors.numpy import save_file
 
 import isqn
 from isqn.cli import main
-from isqn.data.wordle import People, of_file, of_people, of_players, simulate, write_tweets
+from isqn.data import wordle as wordle_data
+from isqn.data.wordle import code_of, of_file, of_people, of_players, write_tweets
 from isqn.envs.wordle import SPEC, encode
 from isqn.envs.words import find_words
+from isqn.experiments.config import to_toml
 from isqn.experiments.presets import preset_config
+from isqn.experiments.study import read_study
 from isqn.train import checkpoint, language, record, run
 from isqn.train.language import MEASURES, open_source, preparation
 from isqn.types import Interrupted, UserError
@@ -97,6 +101,45 @@ def test_what_is_not_there_is_said_before_a_folder_is_made(changes, sentence, tm
     assert not (tmp_path / "run").exists()
 
 
+def test_the_policy_that_is_taken_is_not_overwritten(trained):
+    with pytest.raises(UserError, match=r"lies in .*, which is (learned from|to be overwritten)"):
+        run.start(SMALL.replace(policy_checkpoint=str(trained)), trained, overwrite=True, quiet=True)
+    assert checkpoint.steps(trained)
+
+
+STUDY = """
+question = "Does it matter whose policy it is?"
+agent = "ilql"
+baseline = "TF-ILQL"
+seeds = [0, 1]
+tasks = [{ env_id = "isqn/Wordle-v0", random_score = -6.0, reference_score = 0.0 }]
+methods = [{ scheme = "target-free" }]
+[settings]
+preset = "wordle-mini"
+data_path = "tweets.csv"
+policy_checkpoint = "policies/seed-{seed}"
+"""
+
+
+def test_what_a_study_reads_is_found_from_elsewhere_and_not_mixed_up(tmp_path, monkeypatch):
+    """Each seed may take the policy of its own seed; runs with another one are not the study's."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "policy.toml").write_text(STUDY)
+    (cell,) = read_study(Path("policy.toml")).cells
+    config = cell.config_in(tmp_path / "out", (1,))
+    assert config.policy_checkpoint == str(tmp_path / "policies" / "seed-1")
+    assert config.data_path == str(tmp_path / "tweets.csv")
+    assert config.word_list == "common"
+    folder = tmp_path / "runs" / "seed-1"
+    folder.mkdir(parents=True)
+    (folder / "config.toml").write_text(to_toml(config))
+    assert cell.read_config(folder, 1) == config
+    for name, value in (("policy_checkpoint", "policies/seed-0"), ("data_path", ""), ("gpt2_weights", "theirs")):
+        (folder / "config.toml").write_text(to_toml(config.replace(**{name: value})))
+        with pytest.raises(UserError, match=f"has {name} = '{value}', and the study says"):
+            cell.read_config(folder, 1)
+
+
 def test_a_policy_of_another_size_is_refused(trained, tmp_path):
     with pytest.raises(UserError, match=r"does not fit this configuration: agent\.policy"):
         run.start(SMALL.replace(policy_checkpoint=str(trained), model_width=4), tmp_path / "run", quiet=True)
@@ -158,10 +201,17 @@ def test_held_out_games_are_not_learned_from(tmp_path):
 
 
 def test_a_part_of_tweets_is_held_out(tmp_path):
-    write_tweets(tmp_path / "tweets.csv", simulate(100, 0, WORDS, People()))
+    """One in twenty games. All but those have their word at once, so that the two parts can be told apart."""
+    _, held_out = wordle_data._split(tmp_path / "tweets.csv", np.arange(100))
+    assert len(held_out) == 5
+    days = np.tile([0, 0, -1, -1, -1, -1, -1], (100, 1))
+    days[held_out, 1:3] = [code_of("bbbbb"), 0]
+    write_tweets(tmp_path / "tweets.csv", days)
     source = of_file(tmp_path / "tweets.csv", find_words("common"))
     assert "100 games" in source.describe()
-    assert len(source.sample(4, np.random.default_rng(0), held_out=True).tokens) == 4
+    learned, held_out = (source.sample(20, np.random.default_rng(0), held_out=part) for part in (False, True))
+    assert set(learned.num_actions.tolist()) == {1}
+    assert set(held_out.num_actions.tolist()) == {2}
 
 
 def test_players_repeat_themselves_as_often_as_they_are_asked_to():
@@ -215,10 +265,10 @@ def test_thoughts_are_those_of_the_guess_that_was_made(trained):
     """A word's probability is the product over its tokens, as the agent judges them when it writes."""
     config, state, _ = run.load_writer(trained, "last", "auto", None)
     games, turns = language.explain(config, state, WORDS[0], 8, seed=0)
-    board = language.make_board(config)
+    writer = language.compile_writer(config)
     tokens = games.tokens[:1].copy()
     tokens[0, 1:7] = [*encode([turns[0].thoughts[0].word])[0], 30]
-    judged = board.judge(state, tokens)
+    judged = writer.judge(state, tokens)
     likely = np.asarray(jax.nn.log_softmax(judged.scores))[0, np.arange(6), tokens[0, 1:7]]
     assert turns[0].thoughts[0].chosen == pytest.approx(np.exp(likely.sum()), rel=1e-4)
     assert turns[0].value == pytest.approx(float(judged.v[0, 0]), rel=1e-4)

@@ -64,11 +64,14 @@ def test_tweets_there_and_back(tmp_path):
 def test_bad_rows_are_counted(tmp_path):
     file = tmp_path / "tweets.csv"
     write_tweets(file, simulate(2, 0, WORDS, People()))
-    text = file.read_text() + '9,1,d,u,"⬛⬛⬛⬛⬛"\n210,1,d,u,nothing\n210,1\n210,1,d,u,"🟩🟩🟩🟩🟩\n⬛⬛⬛⬛⬛"\n'
+    text = (
+        file.read_text()
+        + '9,1,d,u,"⬛⬛⬛⬛⬛"\n210,1,d,u,nothing\n210,1\n²,1,d,u,x\n210,1,d,u,"🟩🟩🟩🟩🟩\n⬛⬛⬛⬛⬛"\n'
+    )
     file.write_text(text)
     found = read_tweets(file)
     assert len(found.rows) == 2
-    assert sum(found.skipped.values()) == 4
+    assert sum(found.skipped.values()) == 5
     assert "1 without a grid" in found.summary()
     file.write_text("name,age\nann,4\n")
     with pytest.raises(UserError, match=r"holds no game of Wordle: wordle_id, .* belong there"):
@@ -121,7 +124,7 @@ def test_games_are_drawn_by_their_seed():
     assert len(first.hidden) == 100
     np.testing.assert_array_equal(first.guesses, again.guesses)
     assert (first.guesses != other.guesses).any()
-    with pytest.raises(UserError, match="No game fits the 1 words of the list"):
+    with pytest.raises(UserError, match="Hardly any game fits the 1 words of the list"):
         retrofit(np.full((3, 6), code_of("ybbbb")), Fitting(LETTERS[:1]), 1, np.random.default_rng(0))
 
 

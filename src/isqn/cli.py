@@ -310,7 +310,7 @@ def _evaluate_words(args: Eval) -> int:
     config, state, step = run.load_writer(args.run_dir, args.which, args.acting_rule, args.beta)
     words = language.words_of(config)
     hidden = language.hidden_words(words, args.episodes, args.seed)
-    games = language.make_board(config).play(state, hidden, args.seed)
+    games = language.compile_writer(config).play(state, hidden, args.seed)
     returns, found = games.returns, language.shares(games, words)
     looked_for = [decode(word) for word in hidden]
     summary = {
@@ -376,14 +376,13 @@ class Play:
 
 def play(argv: list[str]) -> int:
     args = _parse(Play, argv, "isqn play")
-    word = args.word.lower()
-    if not re.fullmatch("[a-z]{5}", word):
-        raise UserError(f"The word {args.word!r} cannot be looked for; give five letters from a to z.")
+    from isqn.envs.wordle import require_word, row
+
+    word = require_word(args.word.lower())
     if args.top < 1:
         raise UserError(f"--top is {args.top}; it must be at least 1.")
     _require_seed(args.seed)
     _require_beta(args.beta)
-    from isqn.envs.wordle import row
     from isqn.train import language, run
 
     config, state, step = run.load_writer(args.run_dir, args.which, args.acting_rule, args.beta)

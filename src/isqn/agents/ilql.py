@@ -52,7 +52,7 @@ class Judged(NamedTuple):
 class Writer(NamedTuple):
     """An agent that writes guesses, in many games at once."""
 
-    loss: Callable[[AgentState, Tokens], Array]  # of all that learns: the passes through the networks, and no gradient
+    loss: Callable[[AgentState, Tokens], Array]  # of all that learns, without a gradient: to count and time the passes
     judge: Callable[[AgentState, Array], Judged]  # tokens (B, T) -> of each place of them
     appraise: Callable[[AgentState, Tokens], tuple[Array, Array]]  # games -> the error of Q and V, at each step
     begin: Callable[[int], tuple[Cache, ...]]  # for so many games
@@ -83,14 +83,14 @@ def steps_of(games: Tokens, spec: TextSpec, discount: float) -> tuple[Transition
 
 
 def make(config: Config, spec: TextSpec) -> Agent:
-    return _parts(config, spec)[0]
+    return _make_both(config, spec)[0]
 
 
 def make_writer(config: Config, spec: TextSpec, *, unroll: bool = False) -> Writer:
-    return _parts(config, spec, unroll=unroll)[1]
+    return _make_both(config, spec, unroll=unroll)[1]
 
 
-def _parts(config: Config, spec: TextSpec, *, unroll: bool = False) -> tuple[Agent, Writer]:
+def _make_both(config: Config, spec: TextSpec, *, unroll: bool = False) -> tuple[Agent, Writer]:
     scheme = config.target_scheme
     size = size_of(config, spec.num_actions, unroll=unroll)
     network, policy = make_values(size, scheme.num_heads, config.head_hidden_size), GPT2(size)
@@ -104,14 +104,14 @@ def _parts(config: Config, spec: TextSpec, *, unroll: bool = False) -> tuple[Age
     def init(seed: Array | int) -> AgentState:
         params = begin_heads(config, network.init(device_key(seed, "network")))
         # as in the code of ILQL, the policy begins as the torso of the values
-        begun = jax.tree.map(jnp.copy, params["torso"]["gpt2"])
+        begun_policy = jax.tree.map(jnp.copy, params["torso"]["gpt2"])
         return AgentState(
             seed=jnp.asarray(seed, jnp.uint32),
             params=params,
             statistics={},
             copies=tuple(jax.tree.map(jnp.copy, of_twins(params)) for _ in range(scheme.num_copies)),
-            optimizer=Optimizer(optimizer.init((params, begun) if clones else (params,)), jnp.int32(0)),
-            policy=begun,
+            optimizer=Optimizer(optimizer.init((params, begun_policy) if clones else (params,)), jnp.int32(0)),
+            policy=begun_policy,
         )
 
     # -- learning
@@ -123,9 +123,7 @@ def _parts(config: Config, spec: TextSpec, *, unroll: bool = False) -> tuple[Age
         target_q = fixed.q[:, :, target]
         if copies:
             masks = keys[2:] if config.target_dropout else [None] * len(copies)
-            every = [
-                q_at_steps(older, features_of(older, tokens, mask)) for older, mask in zip(copies, masks, strict=True)
-            ]
+            every = [q_at_steps(one, features_of(one, tokens, mask)) for one, mask in zip(copies, masks, strict=True)]
             target_q = jax.lax.stop_gradient(of_targets(every))
         now = jax.tree.map(lambda x: x[:, :, online], own)
         values_learn = {"A": target_q, "B": fixed.q[:, :, online], "C": target_q}[config.bellman_heads]
@@ -168,8 +166,7 @@ def _parts(config: Config, spec: TextSpec, *, unroll: bool = False) -> tuple[Age
         likely = jax.nn.log_softmax(_logits(params, features))
         return -(jnp.take_along_axis(likely, steps.action[..., None], axis=-1)[..., 0] * real).sum() / real.sum()
 
-    def of_part(learned: Any, copies: tuple[Params, ...], games: Tokens, keys: Array) -> tuple[Array, Metrics]:
-        """The loss of a micro-batch."""
+    def micro_batch_loss(learned: Any, copies: tuple[Params, ...], games: Tokens, keys: Array) -> tuple[Array, Metrics]:
         per_pair, metrics = value_losses(learned[0], copies, games, keys)
         if not clones:
             return per_pair @ weights, metrics
@@ -186,13 +183,13 @@ def _parts(config: Config, spec: TextSpec, *, unroll: bool = False) -> tuple[Age
         )
 
     def loss(state: AgentState, batch: Tokens) -> Array:
-        return of_part(learned_of(state), state.copies, batch, keys_of(state, 1)[0])[0]
+        return micro_batch_loss(learned_of(state), state.copies, batch, keys_of(state, 1)[0])[0]
 
     def update(state: AgentState, batch: Tokens) -> tuple[AgentState, Metrics]:
         learned = learned_of(state)
         parts = len(batch.tokens) // (config.micro_batch_size or len(batch.tokens))
         keys = keys_of(state, parts)
-        gradient = jax.grad(of_part, has_aux=True)
+        gradient = jax.grad(micro_batch_loss, has_aux=True)
         if parts == 1:
             grads, metrics = gradient(learned, state.copies, batch, keys[0])
         else:
@@ -232,18 +229,24 @@ def _parts(config: Config, spec: TextSpec, *, unroll: bool = False) -> tuple[Age
 
     # -- writing
 
-    def valued(state: AgentState, features: Array, *older: Array) -> tuple[Array, Array]:
+    by_copies = config.deciding_q == "target"
+
+    def deciding(state: AgentState) -> tuple[Params, ...]:
+        """The copies whose Q weighs tokens."""
+        return state.copies if by_copies else ()
+
+    def valued(state: AgentState, features: Array, *of_copies: Array) -> tuple[Array, Array]:
         """Q (B, T, pairs, tokens) and V of those who weigh, by features (B, T, F) of the values and of their copies."""
         heads = np.arange(scheme.num_heads) if config.averaged_heads == "all" else online
         v = network.v(state.params, features)[:, :, heads]
-        if not (older and config.deciding_q == "target"):
+        if not of_copies:
             return network.q(state.params, features).min(axis=0)[:, :, heads], v
-        every = [network.q(params, f).min(axis=0) for params, f in zip(state.copies, older, strict=True)]
+        every = [network.q(params, f).min(axis=0) for params, f in zip(state.copies, of_copies, strict=True)]
         return of_targets(every), v
 
-    def scored(state: AgentState, said: Array, q: Array | None = None, v: Array | None = None) -> Array:
+    def scored(state: AgentState, policy_features: Array, q: Array | None = None, v: Array | None = None) -> Array:
         """Logarithms: of the policy, by its features, and of the weights, if any."""
-        scores = jax.nn.log_softmax(_logits(state.policy, said)).at[..., spec.pad].set(-jnp.inf)
+        scores = jax.nn.log_softmax(_logits(state.policy, policy_features)).at[..., spec.pad].set(-jnp.inf)
         if q is None or v is None:
             return scores
         advantage = config.inverse_temperature * (q - v[..., None])
@@ -259,9 +262,9 @@ def _parts(config: Config, spec: TextSpec, *, unroll: bool = False) -> tuple[Age
 
     def judge(state: AgentState, tokens: Array) -> Judged:
         real = tokens != spec.pad
-        features = [network.features(params, tokens, real)[0] for params in (state.params, *state.copies)]
-        said, (q, v) = read_all(state.policy, tokens), valued(state, *features)
-        return Judged(scored(state, said, q, v), scored(state, said), q.mean(axis=2), v.mean(axis=2))
+        features = [network.features(params, tokens, real)[0] for params in (state.params, *deciding(state))]
+        own, (q, v) = read_all(state.policy, tokens), valued(state, *features)
+        return Judged(scored(state, own, q, v), scored(state, own), q.mean(axis=2), v.mean(axis=2))
 
     def act(state: AgentState, obs: Array, epsilon: Array, step: Array, episode: Array) -> Choice:
         last = jnp.sum(obs != spec.pad) - 1
@@ -275,13 +278,13 @@ def _parts(config: Config, spec: TextSpec, *, unroll: bool = False) -> tuple[Age
         return jnp.argmax(scores, axis=-1).astype(jnp.int32)
 
     def begin(count: int) -> tuple[Cache, ...]:
-        networks = 2 + scheme.num_copies if config.inverse_temperature else 1
+        networks = 2 + scheme.num_copies * by_copies if config.inverse_temperature else 1
         return tuple(empty_cache(size, count, spec.length + spec.answer_tokens) for _ in range(networks))
 
     def read(state: AgentState, caches: Any, tokens: Array, places: Array) -> Any:
         """More tokens: features of each, of the policy and, where values weigh, of these; and caches that hold them."""
         found = [apply(policy, state.policy, tokens, None, caches[0], places)]
-        for params, cache in zip((state.params, *state.copies), caches[1:], strict=False):
+        for params, cache in zip((state.params, *deciding(state)), caches[1:], strict=False):
             found.append(network.features(params, tokens, None, cache, places))
         return [features for features, _ in found], tuple(cache for _, cache in found)
 
@@ -291,9 +294,9 @@ def _parts(config: Config, spec: TextSpec, *, unroll: bool = False) -> tuple[Age
         found = [jnp.take_along_axis(f, count[:, None, None] - 1, axis=1) for f in found]
 
         def write(carry: Any, key: Array) -> Any:
-            caches, (said, *features), place = carry
+            caches, (own, *features), place = carry
             values = valued(state, *features) if features else ()
-            token = chosen(scored(state, said, *values)[:, 0], key)
+            token = chosen(scored(state, own, *values)[:, 0], key)
             found, caches = read(state, caches, token[:, None], place)
             return (caches, found, place + 1), token
 

@@ -51,7 +51,7 @@ class Agent(NamedTuple):
     update: Callable[[AgentState, Any], tuple[AgentState, Metrics]]  # state, a batch of transitions or of games
     refresh: Callable[[AgentState], AgentState]  # every T steps
     sync: Callable[[AgentState], AgentState]  # every D steps (i-QN)
-    losses: Callable[..., tuple[Array, Any]]  # params, statistics, copies, batch -> loss of each pair, rest
+    losses: Callable[..., tuple[Array, Any]]  # params, what else learns, batch -> loss of each pair, rest
     look: Callable[[AgentState, Any], tuple[list[Array], Array]]  # of a batch: every ReLU's output, the shared features
     network: Any  # a `Network`, or where tokens are written a `ValueNetwork`
     refreshes: bool  # whether the trainer has to call `refresh`

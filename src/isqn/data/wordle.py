@@ -23,8 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from isqn.data.files import replace_text
-from isqn.envs.wordle import END_ACTION, LETTERS, SOLVED, TRIES, Games, encode, spec_of, table
-from isqn.envs.wordle_players import informed, mixture, play, repeating
+from isqn.envs.wordle import COLOURS, EMOJI, END_ACTION, LETTERS, SOLVED, TRIES, Games, encode, spec_of, table
+from isqn.envs.wordle_players import Trajectories, informed, mixture, play, repeating
 from isqn.envs.words import DAYS, FIRST_DAY, find_words, is_installed, listed
 from isqn.keys import host_generator
 from isqn.types import TextSpec, Tokens, UserError
@@ -33,8 +33,6 @@ Array = NDArray[Any]
 
 NUM_CODES = 3**LETTERS
 SQUARES = {"🟩": "g", "🟧": "g", "🟨": "y", "🟦": "y", "⬛": "b", "⬜": "b"}  # the second of each for high contrast
-DRAWN = {"g": "🟩", "y": "🟨", "b": "⬛"}
-ORDER = "gby"  # as the tokens are counted
 COLUMNS = ("wordle_id", "tweet_id", "tweet_date", "tweet_username", "tweet_text")
 
 
@@ -52,11 +50,11 @@ class Grids(NamedTuple):
 
 def code_of(row: str) -> int:
     """Of five letters of g, y and b."""
-    return sum(ORDER.index(colour) * 3**place for place, colour in enumerate(row))
+    return sum(COLOURS.index(colour) * 3**place for place, colour in enumerate(row))
 
 
 def letters_of(code: int) -> str:
-    return "".join(ORDER[code // 3**place % 3] for place in range(LETTERS))
+    return "".join(COLOURS[code // 3**place % 3] for place in range(LETTERS))
 
 
 def find_grid(text: str) -> list[str]:
@@ -80,7 +78,7 @@ def read_tweets(path: Path) -> Grids:
             for number, record in enumerate(csv.reader(file)):
                 if record[:1] == [COLUMNS[0]]:
                     continue
-                if len(record) != len(COLUMNS) or not record[0].isdigit():
+                if len(record) != len(COLUMNS) or not record[0].isdecimal():
                     skipped["with other columns"] += 1
                     continue
                 grid = find_grid(record[4])
@@ -122,7 +120,7 @@ def _grids(path: Path, found: list[tuple[int, list[str]]], skipped: Counter[str]
 
 
 def _is_row(row: str) -> bool:
-    return len(row) == LETTERS and set(row) <= set(ORDER)
+    return len(row) == LETTERS and set(row) <= set(COLOURS)
 
 
 def _padded(rows: list[list[int]]) -> Array:
@@ -195,7 +193,7 @@ def write_tweets(path: Path, games: Array) -> None:
     for number, (day, *rows) in enumerate(games.tolist()):
         rows = [code for code in rows if code >= 0]
         tries = len(rows) if rows[-1] == SOLVED else "X"
-        grid = "\n".join("".join(DRAWN[colour] for colour in letters_of(code)) for code in rows)
+        grid = "\n".join("".join(EMOJI[colour] for colour in letters_of(code)) for code in rows)
         when = date(2022, 1, 15) + timedelta(days=day)
         lines.append(f'{FIRST_DAY + day},{number},{when},player{number},"Wordle {FIRST_DAY + day} {tries}/6\n\n{grid}"')
     replace_text(path, "\n".join(lines) + "\n")
@@ -208,7 +206,7 @@ class Fitting:
     """For each hidden word and code, the words that show it: all in one array, and where each lot begins."""
 
     def __init__(self, words: Array, *, official: bool = False) -> None:
-        self.words, self.official = words, official
+        self.words = words
         patterns = table(words, words, official=official).T  # (hidden, guess)
         self.order = np.argsort(patterns, axis=1, kind="stable").astype(np.int32)
         counts = np.zeros((len(words), NUM_CODES + 1), np.int32)
@@ -227,24 +225,15 @@ class Fitting:
         return hidden, np.where(shown, words, -1), fits
 
 
-class Trajectories(NamedTuple):
-    """Games as words of a list."""
-
-    hidden: Array  # (games,)
-    guesses: Array  # (games, 6), -1 behind the last
-
-    @property
-    def returns(self) -> Array:
-        return -((self.guesses >= 0) & (self.guesses != self.hidden[:, None])).sum(axis=1)
-
-
 def retrofit(grids: Array, fitting: Fitting, count: int, rng: np.random.Generator) -> Trajectories:
     """So many games: a grid and a hidden word at random, and again if some row has no word."""
     found, tries = list[tuple[Array, Array]](), 0
     while (have := sum(len(hidden) for hidden, _ in found)) < count:
         tries += 1
-        if tries > 1_000 and not have:
-            raise UserError(f"No game fits the {len(fitting.words)} words of the list; take a longer --word-list.")
+        if tries > 1_000 and have < tries:
+            raise UserError(
+                f"Hardly any game fits the {len(fitting.words)} words of the list; take a longer --word-list."
+            )
         chosen = grids[rng.integers(len(grids), size=8_192)]
         hidden, guesses, fits = fitting.draw(chosen, rng)
         found.append((hidden[fits], guesses[fits]))
@@ -252,14 +241,14 @@ def retrofit(grids: Array, fitting: Fitting, count: int, rng: np.random.Generato
 
 
 def to_tokens(games: Trajectories, words: Array, *, official: bool = False) -> Tokens:
-    board = Games(words[games.hidden], official=official)
+    played = Games(words[games.hidden], official=official)
     count = (games.guesses >= 0).sum(axis=1)
     rewards = np.zeros((len(count), TRIES * (LETTERS + 1)), np.float32)
     for turn in range(TRIES):
         letters = np.concatenate([words[games.guesses[:, turn]], np.full((len(count), 1), END_ACTION)], axis=1)
         for place, column in enumerate(letters.T):
-            rewards[:, turn * (LETTERS + 1) + place] = board.step(column, count > turn)
-    return Tokens(board.tokens, count.astype(np.int32), board.over, rewards)
+            rewards[:, turn * (LETTERS + 1) + place] = played.step(column, count > turn)
+    return Tokens(played.tokens, count.astype(np.int32), played.over, rewards)
 
 
 # -- what is learned from
@@ -301,7 +290,7 @@ def of_players(words: list[str], careless_share: float, *, official: bool = Fals
 
     def draw(count: int, rng: np.random.Generator, held_out: bool) -> Trajectories:
         hidden = rng.integers(len(words), size=count)
-        return Trajectories(hidden, play(player, patterns, hidden, rng).guesses)
+        return play(player, patterns, hidden, rng)
 
     about = f"games of players by rule, {careless_share:.0%} of their guesses careless"
     return Source(words, official, draw, "players", about, _digest(words, official, careless_share))
@@ -310,7 +299,7 @@ def of_players(words: list[str], careless_share: float, *, official: bool = Fals
 def of_file(path: Path, words: list[str], *, official: bool = False, about: str = "") -> Source:
     """Of the JSON file that ILQL publishes, or of tweets."""
     grids = read_published(path) if path.suffix == ".json" else read_tweets(path)
-    learned, held_out = _parts(path, grids.numbers)
+    learned, held_out = _split(path, grids.numbers)
     fitting = Fitting(encode(words), official=official)
 
     def draw(count: int, rng: np.random.Generator, of_held_out: bool) -> Trajectories:
@@ -324,7 +313,7 @@ def _digest(*parts: Any) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
-def _parts(path: Path, numbers: Array) -> tuple[Array, Array]:
+def _split(path: Path, numbers: Array) -> tuple[Array, Array]:
     """Which games are learned from, and which are not: as two files beside the JSON file say, or by chance."""
     names = [path.with_name(f"human_{part}_idxs.json") for part in ("train", "eval")]
     if path.suffix != ".json" or not all(name.is_file() for name in names):

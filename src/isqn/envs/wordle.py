@@ -7,6 +7,7 @@ The rules are those of the public code of ILQL (Snell et al. 2023), which any fi
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from isqn.envs.words import find_words
-from isqn.types import TextSpec
+from isqn.types import TextSpec, UserError
 
 Array = NDArray[Any]
 
@@ -26,6 +27,7 @@ GREEN, BLACK, YELLOW, PAD, END_ACTION, END_STATE, _, BEGIN, END_GAME = range(26,
 NUM_TOKENS = len(NAMES)
 ACTION_TOKENS = LETTERS + 1  # of a guess: its letters and the end
 LENGTH = TRIES * (2 * LETTERS + 2) + 2  # of the longest game
+COLOURS = "gby"  # as their tokens are counted
 SOLVED = 0  # the code of a row that is all green
 SPEC = TextSpec(
     ENV_ID,
@@ -47,6 +49,12 @@ def spec_of(*, official: bool = False) -> TextSpec:
 def encode(words: list[str]) -> Array:
     """Letters as tokens, (words, 5)."""
     return np.array([[ord(letter) - ord("a") for letter in word] for word in words], np.int32).reshape(-1, LETTERS)
+
+
+def require_word(word: str) -> str:
+    if not re.fullmatch("[a-z]{5}", word):
+        raise UserError(f"The word {word!r} cannot be looked for; give five letters from a to z.")
+    return word
 
 
 def decode(tokens: Array) -> str:
@@ -73,7 +81,7 @@ def colours(guesses: Array, words: Array, *, official: bool = False) -> Array:
 
 def initials(row: Array) -> str:
     """Colours as letters of g, b and y."""
-    return "".join("gby"[colour - GREEN] for colour in row)
+    return "".join(COLOURS[colour - GREEN] for colour in row)
 
 
 def codes(rows: Array) -> Array:
@@ -96,7 +104,7 @@ class Games:
         self.tokens = np.full((count, LENGTH), PAD, np.int32)
         self.tokens[:, 0] = BEGIN
         self.lengths = np.ones(count, int)
-        self.begun = np.ones(count, int)  # where the guess begins that is being written
+        self.guess_start = np.ones(count, int)  # where the guess begins that is being written
         self.tries = np.zeros(count, int)
         self.solved = np.zeros(count, bool)
 
@@ -113,7 +121,7 @@ class Games:
         """Write a token in each game, or in some, that is not over. The rewards."""
         going = np.flatnonzero(~self.over & playing)
         self._append(going, tokens[going, None])
-        written = self.lengths - self.begun
+        written = self.lengths - self.guess_start
         last = self.tokens[np.arange(len(self.tokens)), self.lengths - 1]
         unended = going[(last[going] != END_ACTION) & (written[going] == ACTION_TOKENS)]
         self._append(unended, np.full((len(unended), 1), END_ACTION))
@@ -122,14 +130,14 @@ class Games:
 
     def _answer(self, rows: Array) -> Array:
         """To guesses that are written: colours, unless it is none of five letters, and the end of the game."""
-        guesses = self.tokens[rows[:, None], self.begun[rows, None] + np.arange(LETTERS)]
-        whole = (self.lengths[rows] - self.begun[rows] == ACTION_TOKENS) & (guesses < 26).all(axis=1)
+        guesses = self.tokens[rows[:, None], self.guess_start[rows, None] + np.arange(LETTERS)]
+        whole = (self.lengths[rows] - self.guess_start[rows] == ACTION_TOKENS) & (guesses < 26).all(axis=1)
         rows_of_colours = colours(guesses, self.words[rows], official=self.official)
         told = np.concatenate([rows_of_colours, np.full((len(rows), 1), END_STATE)], axis=1)
         self._append(rows[whole], told[whole])
         self.tries[rows] += 1
         self.solved[rows] = whole & (rows_of_colours == GREEN).all(axis=1)
-        self.begun[rows] = self.lengths[rows]
+        self.guess_start[rows] = self.lengths[rows]
         ended = rows[self.over[rows]]
         self._append(ended, np.full((len(ended), 1), END_GAME))
         rewards = np.zeros(len(self.tokens), np.float32)
@@ -185,7 +193,8 @@ class WordleEnvironment(gym.Env):
     ) -> tuple[np.ndarray, dict[str, Any]]:
         """With `options={"word": "crane"}` that word is to be found."""
         super().reset(seed=seed)
-        word = (options or {}).get("word") or self.words[self.np_random.integers(len(self.words))]
+        drawn = self.words[self.np_random.integers(len(self.words))]
+        word = require_word((options or {}).get("word", drawn))
         self.games = Games(encode([word]), official=self.official)
         return self.games.tokens[0].copy(), {}
 
@@ -199,7 +208,7 @@ class WordleEnvironment(gym.Env):
         return board(self.games.tokens[0]) if self.render_mode == "ansi" else None
 
 
-SQUARES = {"g": "\x1b[30;42m", "y": "\x1b[30;43m", "b": "\x1b[37;100m"}
+ESCAPES = {"g": "\x1b[30;42m", "y": "\x1b[30;43m", "b": "\x1b[37;100m"}
 EMOJI = {"g": "🟩", "y": "🟨", "b": "⬛"}
 
 
@@ -209,7 +218,7 @@ def row(guess: str, told: str | None, *, colour: bool = True) -> str:
         return f"{guess or 'nothing'} is no guess of five letters"
     if not colour:
         return f"{guess} {''.join(EMOJI[c] for c in told)}"
-    return "".join(f"{SQUARES[c]} {letter.upper()} \x1b[0m" for letter, c in zip(guess, told, strict=True))
+    return "".join(f"{ESCAPES[c]} {letter.upper()} \x1b[0m" for letter, c in zip(guess, told, strict=True))
 
 
 def board(tokens: Array, *, colour: bool = True) -> str:

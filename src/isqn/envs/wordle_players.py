@@ -67,16 +67,18 @@ def informed(patterns: Array) -> Player:
     return play
 
 
-class Played(NamedTuple):
-    guesses: Array  # (games, 6); -1 behind the end
-    solved: Array
+class Trajectories(NamedTuple):
+    """Games as words of a list."""
+
+    hidden: Array  # (games,)
+    guesses: Array  # (games, 6), -1 behind the last
 
     @property
     def returns(self) -> Array:
-        return -((self.guesses >= 0).sum(axis=1) - self.solved)
+        return -((self.guesses >= 0) & (self.guesses != self.hidden[:, None])).sum(axis=1)
 
 
-def play(player: Player, patterns: Array, hidden: Array, rng: np.random.Generator) -> Played:
+def play(player: Player, patterns: Array, hidden: Array, rng: np.random.Generator) -> Trajectories:
     """Games for hidden words of a list with a table of colours."""
     count = len(hidden)
     possible = np.ones((count, patterns.shape[1]), bool)
@@ -90,6 +92,4 @@ def play(player: Player, patterns: Array, hidden: Array, rng: np.random.Generato
         going = going[told != SOLVED]
         if not len(going):
             break
-    solved = np.ones(count, bool)
-    solved[going] = False
-    return Played(guesses, solved)
+    return Trajectories(hidden, guesses)

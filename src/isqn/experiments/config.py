@@ -126,10 +126,9 @@ OWN: dict[str, tuple[str, ...]] = {
 STREAM_HELD_OUT = 32  # steps that the probes of a stream look at beside the one that is learned from
 
 _ABOVE_ZERO = ("value_bound", "batch_norm_epsilon", "entropy_temperature_start")
-MAY_CHANGE = (  # in the middle of a run
-    *("total_timesteps", "num_updates", "dataset", "data_path", "policy_checkpoint", "gpt2_weights"),
-    *("checkpoint_minutes", "track"),
-)
+MAY_MOVE = ("dataset", "data_path", "policy_checkpoint", "gpt2_weights")  # a run knows what was in them
+READ_FROM = (*MAY_MOVE, "word_list")
+MAY_CHANGE = ("total_timesteps", "num_updates", "checkpoint_minutes", "track", *MAY_MOVE)  # in the middle of a run
 _AT_LEAST_ONE = (
     *("num_bellman_iterations", "num_seeds", "total_timesteps", "max_episode_steps", "num_steps_return", "batch_size"),
     *("update_period", "target_update_period", "target_sync_period", "buffer_size"),
@@ -626,7 +625,7 @@ class Config:
 
     @property
     def evaluation_epsilon(self) -> float:
-        return 0.0 if self.is_actor_critic or self.writes else 0.001
+        return 0.0 if self.is_actor_critic else 0.001
 
     def kept(self) -> dict[str, Any]:
         """What a run must go on with to come to the same bits, in JSON's terms."""

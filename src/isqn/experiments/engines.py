@@ -248,7 +248,7 @@ class Ray:
         address = self._ray.get(self._address.options(scheduling_strategy=places[0]).remote())
         tasks = [self._task.options(scheduling_strategy=place) for place in places]
         return tuple(
-            task.remote(job, parallel.environment(address, self._hosts, host)) for host, task in enumerate(tasks)
+            task.remote(job, parallel.process_variables(address, self._hosts, host)) for host, task in enumerate(tasks)
         )
 
     def close(self) -> None:
@@ -373,7 +373,7 @@ def _meeting() -> dict[str, str]:
         return {}
     host = "127.0.0.1" if here.cluster == "local" else here.hostnames[0]
     port = 20_000 + sum(ord(digit) * 31**place for place, digit in enumerate(here.job_id)) % 40_000
-    return parallel.environment(f"{host}:{port}", here.num_tasks, here.global_rank)
+    return parallel.process_variables(f"{host}:{port}", here.num_tasks, here.global_rank)
 
 
 class SlurmHandle(NamedTuple):

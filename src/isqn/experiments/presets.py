@@ -143,8 +143,9 @@ _WORDLE_MINI = AGENTS["ilql"] | {
     "num_words": 40,
     "players": "mixture",
     "careless_share": 0.6,
-    "num_updates": 2_000,
-    "epoch_updates": 200,
+    "target_step_size": 0.02,  # the best for TB of 0.005, 0.02 and 0.05 (results/tuning-language.csv)
+    "num_updates": 2_500,
+    "epoch_updates": 100,
     "log_period_updates": 50,
 }
 # Paper, appendix A, "Streaming RL setup", and section 5.5; what it does not change is Table 1's.

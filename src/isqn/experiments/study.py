@@ -10,6 +10,7 @@ import dataclasses
 import importlib
 import itertools
 import math
+import os
 import re
 import runpy
 from collections.abc import Collection, Iterable, Iterator
@@ -21,8 +22,10 @@ from typing import Any, NamedTuple, get_origin, get_type_hints
 from isqn.data.convert import require_part
 from isqn.experiments.config import (
     AGENTS,
+    MAY_MOVE,
     MOST_INTEGER,
     NEEDS,
+    READ_FROM,
     Config,
     from_mapping,
     has_effect,
@@ -297,11 +300,13 @@ class Cell(NamedTuple):
         return require_settings(folder, self.config.replace(seed=seed))
 
     def config_in(self, out: Path, seeds: tuple[int, ...]) -> Config:
-        """Of some seeds, with its dataset where it lies."""
+        """Of some seeds, with what it reads where that lies: its dataset inside the study, the rest where the study was
+        started, because a worker may be started elsewhere."""
         config = self.config.replace(seed=seeds[0], num_seeds=len(seeds))
-        if not config.dataset:
-            return config
-        return config.replace(dataset=str(out / config.dataset.replace("{seed}", str(seeds[0]))))
+        named = {name: place for name in READ_FROM if (place := _of_seed(config, name))}
+        lists = ("word_list",) if not Path(config.word_list).is_file() else ()
+        found = {name: os.path.abspath(place) for name, place in named.items() if name not in lists}
+        return config.replace(**found | ({"dataset": str(out / named["dataset"])} if config.dataset else {}))
 
     def folder(self, out: Path, seed: int) -> Path:
         return seed_dir(out / "runs" / slug(self.task) / slug(self.method), seed)
@@ -313,14 +318,24 @@ def require_settings(folder: Path, asked: Config) -> Config:
         config = read_toml(folder / "config.toml")
     except UserError as error:
         raise UserError(f"{error} Move {folder} away to train it anew.") from None
-    for name in (*config.kept(), "total_timesteps", "num_updates"):
+    for name in (*config.kept(), "total_timesteps", "num_updates", *MAY_MOVE):
         there, here = getattr(config, name), getattr(asked, name)
-        if there != here and name not in ("experiment", "dataset"):  # a run itself knows what is in its dataset
+        if name in READ_FROM and here:  # as the study was started elsewhere, the end of a path is enough
+            here = _of_seed(asked, name)
+            same = Path(there).parts[-len(Path(here).parts) :] == Path(here).parts
+        else:
+            same = there == here
+        if not same and name not in ("experiment", "dataset"):  # a run itself knows what is in its dataset
             raise UserError(
                 f"{folder} has {name} = {there!r}, and the study says {here!r}; choose another folder, or move "
                 "the run away."
             )
     return config
+
+
+def _of_seed(config: Config, name: str) -> str:
+    """A path, in which {seed} stands for the seed."""
+    return str(getattr(config, name)).replace("{seed}", str(config.seed))
 
 
 def _values(method: dict[str, Any], key: str) -> list[Any]:

@@ -82,7 +82,7 @@ def train_job(config: Config, method_dir: Path) -> None:
                 new = config.replace(seed=first, num_seeds=len(together))
                 # a folder that a kill left half made holds nothing yet
                 run.start(new, method_dir if len(together) > 1 else folder(first), overwrite=True)
-            if not parallel.is_first():  # the first process says when it is finished, maybe on another file system
+            if not parallel.is_first():  # the first process says when it is finished
                 return
         except record.Busy as busy:
             print(f"isqn: {busy} Waiting for it.", file=sys.stderr, flush=True)

@@ -25,7 +25,7 @@ class ValueNetwork(NamedTuple):
     hidden: Callable[[Params, Array], list[Array]]  # params, features (..., F) -> what its heads see of each value
 
 
-def make_values(size: Size, num_heads: int, hidden: int) -> ValueNetwork:
+def make_values(size: Size, num_heads: int, hidden_size: int) -> ValueNetwork:
     """With a layer of so many units between the features and the heads of each value."""
     module = GPT2(size)
     outputs = {"q1": size.vocabulary, "q2": size.vocabulary, "v": 1}
@@ -33,20 +33,20 @@ def make_values(size: Size, num_heads: int, hidden: int) -> ValueNetwork:
     def init(key: Array) -> Params:
         torso, *keys = jax.random.split(key, 1 + 2 * len(VALUES))
         gpt2 = module.init(torso, jnp.zeros((1, 1), int))["params"]
-        inside = {name: _linear(keys[i], size.width, hidden) for i, name in enumerate(VALUES)}
+        hidden_layers = {name: _linear(keys[i], size.width, hidden_size) for i, name in enumerate(VALUES)}
         heads = {}
         for i, name in enumerate(VALUES, start=len(VALUES)):
-            flat = _linear(keys[i], hidden, num_heads * outputs[name])
-            kernel = flat["kernel"].reshape(hidden, num_heads, outputs[name]).swapaxes(0, 1)
+            flat = _linear(keys[i], hidden_size, num_heads * outputs[name])
+            kernel = flat["kernel"].reshape(hidden_size, num_heads, outputs[name]).swapaxes(0, 1)
             heads[name] = {"kernel": kernel, "bias": flat["bias"].reshape(num_heads, outputs[name])}
-        return {"torso": {"gpt2": gpt2, **inside}, "heads": heads}
+        return {"torso": {"gpt2": gpt2, **hidden_layers}, "heads": heads}
 
     def features(params: Params, *seen: Any, key: Array | None = None) -> tuple[Array, Cache | None]:
         return apply(module, params["torso"]["gpt2"], *seen, key=key)
 
     def wide(params: Params, name: str, features: Array) -> Array:
-        inside = params["torso"][name]
-        return jax.nn.relu(features.astype(size.dtype) @ inside["kernel"].astype(size.dtype) + inside["bias"])
+        layer = params["torso"][name]
+        return jax.nn.relu(features.astype(size.dtype) @ layer["kernel"].astype(size.dtype) + layer["bias"])
 
     def value(params: Params, name: str, features: Array) -> Array:
         heads = params["heads"][name]
@@ -60,10 +60,10 @@ def make_values(size: Size, num_heads: int, hidden: int) -> ValueNetwork:
     def v(params: Params, features: Array) -> Array:
         return value(params, "v", features)[..., 0]
 
-    def inside(params: Params, features: Array) -> list[Array]:
+    def hidden(params: Params, features: Array) -> list[Array]:
         return [wide(params, name, features) for name in VALUES]
 
-    return ValueNetwork(init, features, q, v, inside)
+    return ValueNetwork(init, features, q, v, hidden)
 
 
 def of_twins(params: Params) -> Params:

@@ -12,7 +12,7 @@ import numpy as np
 
 from isqn.analysis.results import Key, References, Run, read_run
 from isqn.envs.adapter import full_id
-from isqn.experiments.config import Config, nearest, nearest_path
+from isqn.experiments.config import MAY_MOVE, Config, nearest, nearest_path
 from isqn.experiments.studies import command
 from isqn.experiments.study import Cell, Study, method_name, read_study
 from isqn.schemes import SCHEMES
@@ -219,11 +219,13 @@ def _varied(configs: list[Config]) -> list[str]:
         alike.setdefault((config.env_id, config.label), []).append(config.kept())
     names = [name for name in configs[0].kept() if name not in NOT_A_METHOD]
     varied = [name for name in names if any(one[name] != group[0][name] for group in alike.values() for one in group)]
-    datasets: dict[tuple[str, ...], set[str]] = {}  # each seed may have one of its own, but not two
-    for config in configs:
-        one_run = tuple(str(getattr(config, name)) for name in ("env_id", "label", "seed", *varied))
-        datasets.setdefault(one_run, set()).add(config.dataset)
-    return varied + ["dataset"] * any(len(found) > 1 for found in datasets.values())
+    for place in MAY_MOVE:
+        places: dict[tuple[str, ...], set[str]] = {}  # each seed may have one of its own, but not two
+        for config in configs:
+            one_run = tuple(str(getattr(config, name)) for name in ("env_id", "label", "seed", *varied))
+            places.setdefault(one_run, set()).add(getattr(config, place))
+        varied += [place] * any(len(found) > 1 for found in places.values())
+    return varied
 
 
 def _place_in_the_paper(config: Config) -> tuple[int, int]:

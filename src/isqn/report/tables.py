@@ -193,7 +193,8 @@ def work(collected: Collected) -> list[Work]:
     rows = []
     for cell in collected.cells:
         spec = spec_of(cell.config)
-        flops = _flops(cell.config, spec) if spec else math.nan
+        # of layers and micro-batches, which are loops, the compiler counts one: see `isqn cost`
+        flops = _flops(cell.config, spec) if spec and not cell.config.writes else math.nan
         rates = [rate for one in collected.of(cell.task, cell.method) if (rate := steps_per_second(one))]
         rows.append(Work(cell.task, cell.method, flops, rates))
     return rows

@@ -82,21 +82,21 @@ def _policy_of(run_dir: Path, shapes: Params) -> Params:
 def _with_weights(path: Path, state: AgentState) -> AgentState:
     torso = load_weights(path, state.policy)
 
-    def begun(params: Params) -> Params:
+    def with_torso(params: Params) -> Params:
         return {**params, "torso": {**params["torso"], "gpt2": jax.tree.map(jnp.copy, torso)}}
 
-    return state._replace(params=begun(state.params), copies=tuple(map(begun, state.copies)), policy=torso)
+    return state._replace(params=with_torso(state.params), copies=tuple(map(with_torso, state.copies)), policy=torso)
 
 
-class Board(NamedTuple):
-    """What an agent does with games, compiled."""
+class CompiledWriter(NamedTuple):
+    """What an agent does with games."""
 
     play: Callable[..., Games]  # state, letters of the hidden words (games, 5), seed
     judge: Callable[..., Judged]
     appraise: Callable[..., Any]
 
 
-def make_board(config: Config, should_stop: Callable[[], bool] = lambda: False) -> Board:
+def compile_writer(config: Config, should_stop: Callable[[], bool] = lambda: False) -> CompiledWriter:
     writer = make_writer(config, SPEC)
     guess = jit(writer.guess, donate_argnums=1)
 
@@ -109,7 +109,7 @@ def make_board(config: Config, should_stop: Callable[[], bool] = lambda: False) 
             for first in range(0, count, size)
         ]
         games = Games(hidden, official=config.official_colours)
-        for name in ("tokens", "lengths", "begun", "tries", "solved"):
+        for name in ("tokens", "lengths", "guess_start", "tries", "solved"):
             setattr(games, name, np.concatenate([getattr(part, name) for part in parts])[:count])
         return games
 
@@ -124,16 +124,16 @@ def make_board(config: Config, should_stop: Callable[[], bool] = lambda: False) 
             places = np.minimum(read[:, None] + np.arange(SPEC.answer_tokens), LENGTH - 1)
             new = np.take_along_axis(games.tokens, places, axis=1)
             tokens, caches = guess(state, caches, new, read, games.lengths - read, device_key(*draw, turn))
-            begun, ended = games.lengths.copy(), np.zeros(count, bool)
+            start, ended = games.lengths.copy(), np.zeros(count, bool)
             written = np.zeros(count, int)
             for column in np.asarray(tokens).T:
                 written += ~ended
                 games.step(column, ~ended)
                 ended |= column == END_ACTION
-            read = np.minimum(begun + written, games.lengths - 1)  # without an answer, its last token once more
+            read = np.minimum(start + written, games.lengths - 1)  # without an answer, its last token once more
         return games
 
-    return Board(play, jit(writer.judge), jit(writer.appraise))
+    return CompiledWriter(play, jit(writer.judge), jit(writer.appraise))
 
 
 def hidden_words(words: list[str], count: int, seed: int) -> np.ndarray:
@@ -154,7 +154,9 @@ def shares(games: Games, words: list[str]) -> dict[str, float]:
                 found.append((False, False, False))
                 continue
             letters = encode([guess])[0]
-            allowed = all(initials(colours(e, letters, official=games.official)) == told for e, told in clues)
+            allowed = all(
+                initials(colours(earlier, letters, official=games.official)) == shown for earlier, shown in clues
+            )
             found.append((True, guess in known, allowed))
             clues.append((letters, told))
     valid, listed, consistent = np.mean(found, axis=0).tolist()
@@ -174,7 +176,7 @@ def evaluation(
 ) -> Callable[[AgentState, int], Evaluation]:
     """Of a state at an epoch: games by values and policy, the same by the policy alone, and what values are worth."""
     words = source.words
-    board, cloned = (make_board(one, should_stop) for one in (config, config.replace(inverse_temperature=0.0)))
+    writer, cloner = (compile_writer(one, should_stop) for one in (config, config.replace(inverse_temperature=0.0)))
     held_out = source.sample(HELD_OUT_GAMES, host_generator(config.seed, "held-out"), held_out=True)
     real = np.asarray(steps_of(held_out, SPEC, config.discount)[1])
     # where a game was broken off, nobody knows what would have followed
@@ -184,8 +186,9 @@ def evaluation(
     def evaluate(state: AgentState, epoch: int) -> Evaluation:
         seed = int(host_generator(config.seed, "evaluation", epoch).integers(2**31))
         hidden = hidden_words(words, config.evaluation_games, seed)
-        games, by_policy = board.play(state, hidden, seed), cloned.play(state, hidden, seed)
-        error, v = map(np.asarray, board.appraise(state, held_out))
+        games = writer.play(state, hidden, seed)
+        by_policy = cloner.play(state, hidden, seed) if config.inverse_temperature else games
+        error, v = map(np.asarray, writer.appraise(state, held_out))
         measures = {
             "win_rate": float(games.solved.mean()),
             **shares(games, words),
@@ -218,8 +221,8 @@ class Turn(NamedTuple):
 
 def explain(config: Config, state: AgentState, word: str, top: int, seed: int) -> tuple[Games, list[Turn]]:
     """How an agent looks for a word, and what else it might have guessed, of the words of its list."""
-    board, letters = make_board(config), encode(words_of(config))
-    games = board.play(state, encode([word]), seed)
+    writer, letters = compile_writer(config), encode(words_of(config))
+    games = writer.play(state, encode([word]), seed)
     tokens, place, turns = games.tokens[0], 0, []
     written = np.pad(letters, ((0, 0), (0, 1)), constant_values=END_ACTION)
     for guess, told in guesses_of(tokens):
@@ -227,20 +230,30 @@ def explain(config: Config, state: AgentState, word: str, top: int, seed: int) -
         ahead[:, : place + 1] = tokens[: place + 1]
         places = place + np.arange(SPEC.action_tokens)
         ahead[:, places + 1] = written
-        judged = board.judge(state, ahead)
-        chosen, cloned = (_likelihood(scores, places, written) for scores in (judged.scores, judged.cloned))
-        values = np.asarray(judged.q)[:, places[-1], END_ACTION]
+        judged = _judged(writer, state, ahead, places)
+        chosen, cloned = (_likelihood(scores, written) for scores in (judged.scores, judged.cloned))
+        values = judged.q[:, -1, END_ACTION]
         best = np.argsort(-chosen, kind="stable")[:top]
         thoughts = [Thought(decode(letters[i]), float(chosen[i]), float(cloned[i]), float(values[i])) for i in best]
-        turns.append(Turn(guess, told, float(np.asarray(judged.v)[0, place]), thoughts))
+        turns.append(Turn(guess, told, float(judged.v[0, 0]), thoughts))
         place += 1 + int(np.flatnonzero(tokens[place + 1 :] == END_ACTION)[0])
         place += 0 if told is None else SPEC.answer_tokens
     return games, turns
 
 
-def _likelihood(scores: Any, places: np.ndarray, written: np.ndarray) -> np.ndarray:
+def _judged(writer: CompiledWriter, state: AgentState, tokens: np.ndarray, places: np.ndarray) -> Judged:
+    """At some places of the games; as many games at a time as are played at once."""
+    count = len(tokens)
+    parts = []
+    for first in range(0, count, AT_ONCE):
+        whole = tokens[np.arange(first, first + min(count, AT_ONCE)) % count]
+        parts.append(jax.tree.map(lambda x: np.asarray(x)[:, places], writer.judge(state, whole)))
+    return jax.tree.map(lambda *found: np.concatenate(found)[:count], *parts)
+
+
+def _likelihood(scores: Any, written: np.ndarray) -> np.ndarray:
     """Of whole words, if tokens were drawn."""
-    likely = np.asarray(jax.nn.log_softmax(scores))[:, places]
+    likely = np.asarray(jax.nn.log_softmax(scores))
     return np.exp(np.take_along_axis(likely, written[..., None], axis=-1)[..., 0].sum(axis=1))
 
 

@@ -275,7 +275,8 @@ def split(group: Any) -> list[Any]:
 def _restore(run_dir: Path, dataset: Source, state: Any, totals: Any) -> Any:
     for step, arrays, manifest in checkpoint.newest_good(run_dir):
         if manifest["learned_from"] != dataset.digest:
-            raise UserError(f"{dataset.folder} is not what {run_dir} was trained on: it has changed since.")
+            changed = "it has changed since, or is another one"
+            raise UserError(f"{dataset.folder} is not what {run_dir} was trained on: {changed}.")
         tree = checkpoint.unflatten({"agent": state, "totals": totals}, arrays, checkpoint.folder_of(run_dir, step))
         require_tables(run_dir, manifest["tables"])
         checkpoint.drop_after(run_dir, step)

@@ -26,7 +26,7 @@ from isqn.types import UserError
 ADDRESS, COUNT, NUMBER = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
 
 
-def environment(address: str, count: int, number: int) -> dict[str, str]:
+def process_variables(address: str, count: int, number: int) -> dict[str, str]:
     """What a process is to be told."""
     return {ADDRESS: address, COUNT: str(count), NUMBER: str(number)}
 
@@ -69,6 +69,8 @@ def require_same(what: str) -> None:
 def workplace(run_dir: Path) -> Iterator[Path]:
     """The folder of a run, that the first process has made; for the others a copy, from before it is written to."""
     meet("made")
+    if agreed(not run_dir.is_dir()):
+        raise UserError(f"The processes of this run do not see the same folder {run_dir}; it must be on a shared disk.")
     with TemporaryDirectory() as aside:
         if not is_first():
             shutil.copytree(run_dir, Path(aside) / "run", ignore=shutil.ignore_patterns("best-*", "videos"))

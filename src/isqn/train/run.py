@@ -25,7 +25,7 @@ from isqn.data.sample import columns_bytes
 from isqn.envs import atari, dmc, wordle
 from isqn.envs.adapter import Environment, full_id, make_environment, require_protocol
 from isqn.envs.native import has_native, make_native
-from isqn.experiments.config import Config, flag, has_effect, nearest_path, others, read_toml, seed_dir
+from isqn.experiments.config import READ_FROM, Config, flag, has_effect, nearest_path, others, read_toml, seed_dir
 from isqn.experiments.study import import_for
 from isqn.keys import episode_seed
 from isqn.train import checkpoint, compiled, host, language, offline, parallel, record, timing
@@ -135,10 +135,11 @@ def start(config: Config, run_dir: Path | None = None, *, overwrite: bool = Fals
         language.require_beginning(config)
     for folder in folders:
         record.require_free(folder, overwrite)
-        if config.dataset and folder.resolve().is_relative_to(Path(config.dataset).resolve()):
-            raise UserError(f"{folder} lies in {config.dataset}, which is learned from; choose another --run-dir.")
-        if config.dataset and Path(config.dataset).resolve().is_relative_to(folder.resolve()):
-            raise UserError(f"{config.dataset} lies in {folder}, which is to be overwritten; choose another --run-dir.")
+        for place in filter(None, (getattr(config, name) for name in READ_FROM)):
+            if folder.resolve().is_relative_to(Path(place).resolve()):
+                raise UserError(f"{folder} lies in {place}, which is learned from; choose another --run-dir.")
+            if Path(place).resolve().is_relative_to(folder.resolve()):
+                raise UserError(f"{place} lies in {folder}, which is to be overwritten; choose another --run-dir.")
     parallel.meet("checked")
     if not parallel.is_first():
         train(config.replace(track="none"), folders, quiet=True)
@@ -162,7 +163,7 @@ def require_possible(config: Config, spec: EnvSpec, *, compiled_loop: bool) -> N
     require_memory(size, f"{what} {size / 1e9:,.1f} GB", f"Lower {flag('batch_size')}.")
     memory = replay_memory(config, spec)
     if config.writes:
-        shared = "micro_batch_size" if config.micro_batch_size else "batch_size"
+        shared = _learned_at_once(config)
         parallel.require_shares(getattr(config, shared), flag(shared))
         language.open_source(config)
         return
@@ -177,6 +178,11 @@ def require_possible(config: Config, spec: EnvSpec, *, compiled_loop: bool) -> N
     require_memory(memory.total, f"The run needs {memory}", f"Lower {flag(rows)}{instead}.")
     if compiled_loop:
         _require_whole_updates(config)
+
+
+def _learned_at_once(config: Config) -> str:
+    """The setting that says how much."""
+    return "micro_batch_size" if config.micro_batch_size else "batch_size"
 
 
 def _lower(config: Config, *first: str) -> str:
@@ -570,7 +576,9 @@ def _memory_named(config: Config) -> Iterator[None]:
         why = str(error).partition("\n")[0].rstrip(".")
         if isinstance(error, jax.errors.JaxRuntimeError) and not re.search("RESOURCE_EXHAUSTED|[Oo]ut of memory", why):
             raise
-        raise UserError(f"There is not enough memory for an update ({why}). {_lower(config, 'batch_size')}") from error
+        raise UserError(
+            f"There is not enough memory for an update ({why}). {_lower(config, _learned_at_once(config))}"
+        ) from error
 
 
 @contextmanager
