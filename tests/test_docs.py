@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 import re
 import runpy
 import shlex
@@ -13,6 +15,7 @@ from unittest.mock import patch
 import gymnasium
 import pytest
 
+import isqn
 from helpers import SMALL
 from isqn import cli
 from isqn.analysis.probes import probe_columns
@@ -49,6 +52,12 @@ STUDIES = re.findall(r"```toml\n(.*?)```", PAGES["docs/studies.md"], re.DOTALL)
 def test_the_example_of_a_study_is_one(text, tmp_path):
     (tmp_path / "mine.toml").write_text(text)
     assert read_study(tmp_path / "mine.toml").cells
+
+
+# what is imported while its parts are replaced would keep the replacements
+for module in pkgutil.walk_packages(isqn.__path__, "isqn."):
+    if not module.name.endswith("__main__"):
+        importlib.import_module(module.name)
 
 
 class ReachedError(Exception):

@@ -15,7 +15,7 @@ from isqn.cli import main
 from isqn.experiments.engines import worst
 from isqn.experiments.worker import DONE, FAILED, INTERRUPTED
 from isqn.train import checkpoint
-from isqn.train.parallel import environment, join
+from isqn.train.parallel import join, process_variables
 from isqn.types import UserError
 
 # dropout and micro-batches: the draws of a device must be its share of those of all
@@ -79,7 +79,7 @@ def test_two_processes_stop_together_and_go_on(alone, tmp_path):
         with socket.socket() as listening:
             listening.bind(("127.0.0.1", 0))
             address = f"127.0.0.1:{listening.getsockname()[1]}"
-        return [started(*words, **environment(address, 2, number)) for number in (0, 1)]
+        return [started(*words, **process_variables(address, 2, number)) for number in (0, 1)]
 
     processes = both(*SMALL, "--run-dir", str(folder))
     measures = folder / "measures.csv"

@@ -58,6 +58,7 @@ SCORES = ("random_score", "reference_score")
 SHORT = {
     "num_bellman_iterations": "K={}",
     "target_update_period": "T={}",
+    "target_step_size": "tau={:g}",
     "learning_rate": "lr={:g}",
     "width_factor": "width x{:g}",
     "compute_dtype": "{}",
