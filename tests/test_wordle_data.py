@@ -11,6 +11,7 @@ from isqn.data.wordle import (
     Fitting,
     People,
     Trajectories,
+    _drawn,
     code_of,
     find_grid,
     letters_of,
@@ -22,7 +23,7 @@ from isqn.data.wordle import (
     write_tweets,
 )
 from isqn.envs.wordle import codes, colours, decode, encode, table
-from isqn.envs.words import find_words
+from isqn.envs.words import find_words, word_counts
 from isqn.types import UserError
 
 WORDS = find_words("common")
@@ -102,6 +103,22 @@ def test_people_play_like_people():
     assert 3 < tries.mean() < 4.5
     careless = simulate(4_000, 0, WORDS, People(skill=(1.0, 5.0)))[:, 1:]
     assert (careless[:, -1] > 0).mean() > lost
+
+
+def test_people_who_know_the_answers_of_the_game():
+    """The spread of tries, in percent, and the mean return of games made of them, as in the specification."""
+    rows = simulate(20_000, 0, find_words("answers"), People(), word_counts())[:, 1:]
+    tries = (rows >= 0).sum(axis=1) + (rows[:, -1] > 0)
+    shares = 100 * np.bincount(tries, minlength=8)[1:] / len(rows)
+    np.testing.assert_allclose(shares, [0.0, 5.6, 26.8, 35.3, 20.9, 7.8, 3.5], atol=1.5)
+    games = retrofit(rows, Fitting(encode(find_words("answers-200"))), 20_000, np.random.default_rng(0))
+    assert games.returns.mean() == pytest.approx(-2.54, abs=0.04)
+
+
+def test_words_are_drawn_by_weight_from_those_that_are_allowed():
+    allowed = np.tile([True, False, True, False], (20_000, 1))
+    drawn = _drawn(allowed, np.array([1.0, 5.0, 3.0, 9.0]), np.random.default_rng(0))
+    np.testing.assert_allclose(np.bincount(drawn, minlength=4) / len(drawn), [0.25, 0, 0.75, 0], atol=0.01)
 
 
 @pytest.mark.parametrize("official", [False, True])

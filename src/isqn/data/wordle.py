@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import date, timedelta
 from pathlib import Path
@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from isqn.data.files import replace_text
 from isqn.envs.wordle import COLOURS, EMOJI, END_ACTION, LETTERS, SOLVED, TRIES, Games, encode, spec_of, table
 from isqn.envs.wordle_players import Trajectories, informed, mixture, play, repeating
-from isqn.envs.words import DAYS, FIRST_DAY, find_words, is_installed, listed
+from isqn.envs.words import DAYS, FIRST_DAY, find_words, is_installed, listed, word_counts
 from isqn.keys import host_generator
 from isqn.types import TextSpec, Tokens, UserError
 
@@ -143,22 +143,27 @@ class People(NamedTuple):
     opener_share: float = 0.6  # of games that begin with a popular word
     skill: tuple[float, float] = (9.0, 1.5)  # of a Beta distribution: how often all clues are followed
     careless_share: float = 0.3  # of slips in which no clue is followed; in the rest those of the last row
+    familiarity: float = 0.4  # words come to mind as often as they are written, to this power
 
 
-def simulate(count: int, seed: int, vocabulary: list[str], people: People) -> Array:
-    """Colours of games by the official rule, (games, 7): the day's number, and the code of each row."""
+def simulate(
+    count: int, seed: int, vocabulary: list[str], people: People, counts: Mapping[str, int] | None = None
+) -> Array:
+    """Colours of games by the official rule, (games, 7): the day's number, and the code of each row. Without the counts
+    of words, all come to mind alike."""
     rng = np.random.default_rng(seed)
     vocabulary = list(dict.fromkeys([*vocabulary, *OPENERS, *DAYS]))
     words = encode(vocabulary)
     patterns = table(words, words, official=True)
     hidden_of = np.array([vocabulary.index(day) for day in DAYS])
     openers = np.array([vocabulary.index(word) for word in OPENERS])
+    weights = np.array([(counts or {}).get(word, 1) for word in vocabulary]) ** people.familiarity
     days = rng.integers(len(DAYS), size=count)
     hidden = hidden_of[days]
     skill = rng.beta(*people.skill, size=count)
     rows = np.full((count, TRIES), -1, np.int16)
-    for first in range(0, count, 4_096):  # a mask of words for each game is held for so many at a time
-        here = np.arange(first, min(count, first + 4_096))
+    for first in range(0, count, 256):  # a mask of words for each game is held for so many at a time
+        here = np.arange(first, min(count, first + 256))
         possible = np.ones((len(here), len(words)), bool)
         last = possible.copy()
         going = np.arange(len(here))
@@ -169,10 +174,10 @@ def simulate(count: int, seed: int, vocabulary: list[str], people: People) -> Ar
                 followed = draw[0] < skill[games]
                 careless = ~followed & (draw[1] < people.careless_share)
                 allowed = np.where(followed[:, None], possible[going], last[going]) | careless[:, None]
-                guess = _drawn(allowed, rng)
+                guess = _drawn(allowed, weights, rng)
             else:
                 popular = rng.random(len(going)) < people.opener_share
-                anything = rng.integers(len(words), size=len(going))
+                anything = rng.choice(len(words), len(going), p=weights / weights.sum())
                 guess = np.where(popular, rng.choice(openers, len(going)), anything)
             told = patterns[guess, hidden[games]]
             rows[games, turn] = told
@@ -182,9 +187,10 @@ def simulate(count: int, seed: int, vocabulary: list[str], people: People) -> Ar
     return np.concatenate([days[:, None], rows], axis=1)
 
 
-def _drawn(allowed: Array, rng: np.random.Generator) -> Array:
-    """One of the allowed words for each game."""
-    return np.argmax(allowed * (1 - rng.random(allowed.shape, np.float32)), axis=1)
+def _drawn(allowed: Array, weights: Array, rng: np.random.Generator) -> Array:
+    """One of the allowed words for each game, in proportion to the weights."""
+    ends = np.cumsum(allowed * weights, axis=1)
+    return np.argmax(ends > rng.random((len(ends), 1)) * ends[:, -1:], axis=1)
 
 
 def write_tweets(path: Path, games: Array) -> None:
@@ -335,13 +341,12 @@ def _split(path: Path, numbers: Array) -> tuple[Array, Array]:
 
 def of_people(count: int, words: list[str], *, official: bool = False, seed: int = 0) -> Source:
     """Of people who are simulated; their tweets are kept, because it takes a while."""
-    installed = is_installed()
-    vocabulary = find_words("answers" if installed else "common")
-    path = cache_folder() / f"wordle-people-{count}-{'answers' if installed else 'common'}-{seed}.csv"
+    people, vocabulary, counts = People(), find_words("answers" if is_installed() else "common"), word_counts()
+    path = cache_folder() / f"wordle-people-{_digest(count, seed, vocabulary, people, counts)[:16]}.csv"
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(dir=path.parent) as own:  # several runs may begin at once
-            write_tweets(Path(own) / path.name, simulate(count, seed, vocabulary, People()))
+            write_tweets(Path(own) / path.name, simulate(count, seed, vocabulary, people, counts))
             os.replace(Path(own) / path.name, path)
     about = f"{count:,} games of people who know {len(vocabulary):,} words, {SUBSTITUTE}"
     return of_file(path, words, official=official, about=about)

