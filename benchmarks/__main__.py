@@ -95,8 +95,11 @@ def dog_batch(size: int) -> Transition:
 def updater(config: Config, make: Callable[..., q_learning.Agent] = agents.make) -> Callable[[], Any]:
     spec = DOG if config.is_actor_critic else ATARI
     agent = make(config, spec)
-    batch = dog_batch(config.learned_batch_size) if config.is_actor_critic else atari_batch()
-    update, state = jit(agent.update, donate_argnums=0), jax.jit(agent.init)(0)
+    return updates_of(agent, dog_batch(config.learned_batch_size) if config.is_actor_critic else atari_batch())
+
+
+def updates_of(agent: q_learning.Agent, batch: Any) -> Callable[[], Any]:
+    update, state = jit(agent.update, donate_argnums=0), jit(agent.init)(0)
 
     def call() -> Any:
         nonlocal state
@@ -528,8 +531,10 @@ def language_ratios(rounds: int) -> dict[str, Any]:
         one = config.replace(scheme=scheme, num_bellman_iterations=k)
         calls[f"{name} pass"] = partial(jit(make_writer(one, SPEC).loss), jit(agents.make(one, SPEC).init)(0), games)
         if name != "TF":
-            calls[f"{name} update"] = updates_of(one.replace(policy_checkpoint="taken from a run"), games)
-            calls[f"{name} joint"] = updates_of(one, games)
+            calls[f"{name} update"] = updates_of(
+                agents.make(one.replace(policy_checkpoint="taken from a run"), SPEC), games
+            )
+            calls[f"{name} joint"] = updates_of(agents.make(one, SPEC), games)
     taken = interleaved(calls, rounds)
     return {
         "ILQL: passes, iS K=9 / TB (at most 0.75)": ratio(taken["iS pass"], taken["TB pass"]),
@@ -537,18 +542,6 @@ def language_ratios(rounds: int) -> dict[str, Any]:
         "ILQL: update of the values, iS K=9 / TB (at most 0.75)": ratio(taken["iS update"], taken["TB update"]),
         "ILQL: update of values and policy, iS K=9 / TB": ratio(taken["iS joint"], taken["TB joint"]),
     }
-
-
-def updates_of(config: Config, games: Any) -> Callable[[], Any]:
-    agent = agents.make(config, SPEC)
-    update, state = jit(agent.update, donate_argnums=0), jit(agent.init)(0)
-
-    def call() -> Any:
-        nonlocal state
-        state, metrics = update(state, games)
-        return metrics
-
-    return call
 
 
 SUITES = {

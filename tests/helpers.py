@@ -19,6 +19,24 @@ ALL_SCHEMES = [
 ]
 
 
+TINY_WRITER = {"num_layers": 1, "model_width": 8, "attention_heads": 2, "head_hidden_size": 6, "num_words": 8}
+
+
+def gpt2_weights(width: int, layers: int, vocabulary: int, positions: int) -> dict[str, np.ndarray]:
+    """Drawn at random, under the usual names."""
+    rng, w = np.random.default_rng(1), width
+    shapes: dict[str, tuple[int, ...]] = {"wte.weight": (vocabulary, w), "wpe.weight": (positions, w)}
+    norms = ["ln_f", *(f"h.{layer}.ln_{n}" for layer in range(layers) for n in (1, 2))]
+    for layer in range(layers):
+        for name, ins, outs in (
+            *(("attn.c_attn", w, 3 * w), ("attn.c_proj", w, w)),
+            *(("mlp.c_fc", w, 4 * w), ("mlp.c_proj", 4 * w, w)),
+        ):
+            shapes |= {f"h.{layer}.{name}.weight": (ins, outs), f"h.{layer}.{name}.bias": (outs,)}
+    shapes |= {f"{norm}.{part}": (w,) for norm in norms for part in ("weight", "bias")}
+    return {name: rng.normal(0, 0.5, shape).astype(np.float32) for name, shape in shapes.items()}
+
+
 def random_batch(spec: EnvSpec = SMALL, size: int = 8, seed: int = 0) -> Transition:
     rng = np.random.default_rng(seed)
 

@@ -16,9 +16,10 @@ import gymnasium
 import pytest
 
 import isqn
-from helpers import SMALL
+from helpers import SMALL, TINY_WRITER
 from isqn import cli
 from isqn.analysis.probes import probe_columns
+from isqn.envs import wordle
 from isqn.envs.adapter import make_environment
 from isqn.experiments.config import AGENTS, Config, begin, to_toml
 from isqn.experiments.presets import PRESETS
@@ -155,7 +156,8 @@ def test_columns_of_episodes():
 
 def test_columns_of_metrics():
     def header(agent: str = "dqn", spec: EnvSpec = SMALL, **fields) -> list[str]:
-        config = begin(agent).replace(hidden_sizes=(4,), **fields)
+        sizes = {} if agent == "ilql" else {"hidden_sizes": (4,)}
+        config = begin(agent).replace(**sizes, **fields)
         totals = empty_totals(run.make_agent(config, spec), config, spec)
         return list(metrics_columns(totals, probe_columns(config)))
 
@@ -164,14 +166,16 @@ def test_columns_of_metrics():
     continuous = replace(SMALL, action_low=(-1.0,) * 4, action_high=(1.0,) * 4)
     control, probed = header("sac", continuous), header("sac", continuous, analysis=True)
     offline = [*header("cql"), "waiting_share"]
-    assert FENCED.findall(text) == [",".join(columns) + "\n" for columns in (normal, analysis, control, offline)]
+    writing = [*header("ilql", wordle.SPEC, **TINY_WRITER), "waiting_share"]
+    headers = (normal, analysis, control, offline, writing)
+    assert FENCED.findall(text) == [",".join(columns) + "\n" for columns in headers]
     assert set(header(analysis=True, scheme="target-free")) == set(analysis) - {"head_cosine"}
     added = ["effective_rank", "dormant_share", "head_cosine", "batch_norm_deviation"]
     assert [name for name in probed if name not in control] == added
     assert "batch_norm_deviation" in header(analysis=True, batch_norm=True)
     meta = set(header(meta_gradient="adam", num_bellman_iterations=2)) - set(normal)
     assert meta == {"pair_weight_1", "pair_weight_2"}
-    assert sorted(names(text)) == sorted({*normal, *analysis, *probed, *offline, "pair_weight_k"})
+    assert sorted(names(text)) == sorted({*normal, *analysis, *probed, *offline, *writing, "pair_weight_k"})
 
 
 def test_fields_of_the_summary(tmp_path):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from helpers import gpt2_weights
 from isqn.networks.gpt2 import GPT2, Size, empty_cache, load_weights
 from isqn.types import UserError
 
@@ -22,18 +23,8 @@ def params():
 
 @pytest.fixture(scope="module")
 def theirs() -> dict[str, np.ndarray]:
-    """Weights under the usual names, of a vocabulary and of positions that fit."""
-    rng, w = np.random.default_rng(1), TINY.width
-    shapes = {"wte.weight": (11, w), "wpe.weight": (16, w), "ln_f.weight": (w,), "ln_f.bias": (w,)}
-    for layer in range(TINY.layers):
-        for name, shape in (
-            *((f"ln_{n}.{part}", (w,)) for n in (1, 2) for part in ("weight", "bias")),
-            *(("attn.c_attn.weight", (w, 3 * w)), ("attn.c_attn.bias", (3 * w,)), ("attn.c_proj.weight", (w, w))),
-            *(("attn.c_proj.bias", (w,)), ("mlp.c_fc.weight", (w, 4 * w)), ("mlp.c_fc.bias", (4 * w,))),
-            *(("mlp.c_proj.weight", (4 * w, w)), ("mlp.c_proj.bias", (w,))),
-        ):
-            shapes[f"h.{layer}.{name}"] = shape
-    return {name: rng.normal(0, 0.5, shape).astype(np.float32) for name, shape in shapes.items()}
+    """Of a vocabulary and of positions that fit."""
+    return gpt2_weights(TINY.width, TINY.layers, TINY.vocabulary, TINY.positions)
 
 
 def reference(weights: dict[str, np.ndarray], tokens: np.ndarray) -> np.ndarray:

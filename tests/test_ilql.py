@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import isqn.envs.wordle as wordle
+from helpers import TINY_WRITER, assert_trees_close
 from isqn import agents, losses
 from isqn.agents.ilql import make_writer, steps_of
 from isqn.data.wordle import Trajectories, of_players, to_tokens
@@ -23,16 +24,7 @@ from isqn.train.language import compile_writer, hidden_words, returns_to_go, sha
 from isqn.types import TokenValues, Transition
 
 WORDS = find_words("common", 8)
-SMALL = preset_config("wordle-mini").replace(
-    num_layers=1,
-    model_width=8,
-    attention_heads=2,
-    head_hidden_size=6,
-    batch_size=4,
-    micro_batch_size=0,
-    num_words=8,
-    target_step_size=5e-3,
-)
+SMALL = preset_config("wordle-mini").replace(**TINY_WRITER, batch_size=4, micro_batch_size=0, target_step_size=5e-3)
 TB, TF = SMALL.replace(scheme="target-based"), SMALL.replace(scheme="target-free")
 
 
@@ -62,10 +54,6 @@ def loss_and_gradient(config, params, copies=()):
         return agent.losses(params, copies, games(), keys(config))[0].sum()
 
     return jax.jit(jax.value_and_grad(summed))(params)
-
-
-def close(a, b, tolerance=1e-5):
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=tolerance, atol=tolerance), a, b)
 
 
 # -- the loss
@@ -154,7 +142,7 @@ def test_the_losses_of_games_are_those_of_their_steps():
 def test_target_based_with_a_copy_of_itself_is_target_free():
     _, state = begun(TF)
     based = loss_and_gradient(TB, state.params, (of_twins(state.params),))
-    close(based, loss_and_gradient(TF, state.params))
+    assert_trees_close(based, loss_and_gradient(TF, state.params))
 
 
 @pytest.mark.parametrize("heads", ["A", "B", "C"])
@@ -164,8 +152,8 @@ def test_iterated_with_two_equal_heads_is_target_free(heads):
     loss, grads = loss_and_gradient(iterated(1, bellman_heads=heads), tied)
     free, expected = loss_and_gradient(TF, state.params)
     np.testing.assert_allclose(loss, free, rtol=1e-6)
-    close(grads["torso"], expected["torso"])
-    close(jax.tree.map(lambda w: w[1:], grads["heads"]), expected["heads"])
+    assert_trees_close(grads["torso"], expected["torso"])
+    assert_trees_close(jax.tree.map(lambda w: w[1:], grads["heads"]), expected["heads"])
 
 
 @pytest.mark.parametrize("heads", ["A", "B", "C"])
@@ -205,7 +193,7 @@ def test_what_is_behind_the_end_of_a_game_does_not_matter():
     assert behind.any()
     other = told._replace(tokens=np.where(behind, 3, told.tokens))
     losses = jax.jit(agent.losses)
-    close(losses(state.params, (), told, keys(SMALL))[0], losses(state.params, (), other, keys(SMALL))[0])
+    assert_trees_close(losses(state.params, (), told, keys(SMALL))[0], losses(state.params, (), other, keys(SMALL))[0])
 
 
 def test_target_dropout_can_be_turned_off():
@@ -231,7 +219,7 @@ def test_an_update_moves_the_copy_a_little_and_leaves_it_without_v():
     agent, state = begun(TB)
     after, _ = jax.jit(agent.update)(state, games())
     expected = jax.tree.map(lambda old, new: 0.995 * old + 0.005 * new, state.copies[0], of_twins(after.params))
-    close(after.copies[0], expected, 1e-6)
+    assert_trees_close(after.copies[0], expected, rtol=1e-6)
     assert "v" not in after.copies[0]["heads"]
     assert int(after.optimizer.updates) == 1
 
@@ -259,8 +247,8 @@ def test_values_and_policy_learn_apart():
         jax.jit(agents.make(c, SPEC).update)(begun(c)[1], games())[0].optimizer.adam[0].mu[1]
         for c in (TB, TF, iterated(3))
     ]
-    close(policies[0], policies[1], 1e-6)
-    close(policies[0], policies[2], 1e-6)
+    assert_trees_close(policies[0], policies[1], rtol=1e-6)
+    assert_trees_close(policies[0], policies[2], rtol=1e-6)
 
 
 def test_a_policy_that_is_taken_from_a_run_stays_as_it_is():
@@ -270,7 +258,7 @@ def test_a_policy_that_is_taken_from_a_run_stays_as_it_is():
     jax.tree.map(np.testing.assert_array_equal, after.policy, state.policy)
     assert "cloning_loss" not in metrics
     other, _ = jax.jit(begun(TF)[0].update)(begun(TF)[1], games())
-    close(after.optimizer.adam[0].mu[0], other.optimizer.adam[0].mu[0], 1e-6)
+    assert_trees_close(after.optimizer.adam[0].mu[0], other.optimizer.adam[0].mu[0], rtol=1e-6)
 
 
 def test_micro_batches_are_averaged():
@@ -280,7 +268,7 @@ def test_micro_batches_are_averaged():
     split, metrics = jax.jit(agents.make(parts, SPEC).update)(state, games())
     halves = [jax.jit(agent.update)(state, jax.tree.map(lambda x, i=i: x[i::2], games())) for i in (0, 1)]
     mean = jax.tree.map(lambda a, b: (a + b) / 2, halves[0][0].optimizer.adam[0].mu, halves[1][0].optimizer.adam[0].mu)
-    close(split.optimizer.adam[0].mu, mean, 1e-6)
+    assert_trees_close(split.optimizer.adam[0].mu, mean, rtol=1e-6)
     assert float(metrics["loss"]) == pytest.approx(np.mean([m["loss"] for _, m in halves]), rel=1e-5)
 
 
@@ -338,7 +326,7 @@ def test_whose_q_decides():
     far = state._replace(copies=(jax.tree.map(lambda w: w + 0.1, state.copies[0]),))
     by_target, by_online = (judged(TB.replace(deciding_q=q), far, tokens) for q in ("target", "online"))
     assert np.any(np.asarray(by_target.q) != np.asarray(by_online.q))
-    close(by_online.q, judged(TF, state._replace(copies=()), tokens).q)
+    assert_trees_close(by_online.q, judged(TF, state._replace(copies=()), tokens).q)
 
 
 CLONING = TF.replace(inverse_temperature=0.0)

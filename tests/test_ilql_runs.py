@@ -12,23 +12,23 @@ import pytest
 from safetensors.numpy import save_file
 
 import isqn
+from helpers import TINY_WRITER, gpt2_weights
 from isqn.cli import main
 from isqn.data import wordle as wordle_data
 from isqn.data.wordle import code_of, of_file, of_people, of_players, write_tweets
 from isqn.envs.wordle import SPEC, encode
 from isqn.envs.words import find_words
-from isqn.experiments.config import to_toml
+from isqn.experiments.config import WORD_LISTS, to_toml
 from isqn.experiments.presets import preset_config
 from isqn.experiments.study import read_study
 from isqn.train import checkpoint, language, record, run
-from isqn.train.language import MEASURES, open_source, preparation
+from isqn.train.language import MEASURES, open_source, prepared
 from isqn.types import Interrupted, UserError
 from test_resume import assert_same, final, stop_after
 
-SIZES = {"num_layers": 1, "model_width": 8, "attention_heads": 2, "head_hidden_size": 6, "num_words": 8}
 LENGTHS = {"num_updates": 12, "epoch_updates": 6, "log_period_updates": 4, "analysis_samples": 16}
 LEARNING = {"batch_size": 4, "micro_batch_size": 2, "dropout": 0.1, "num_bellman_iterations": 2}
-SMALL = preset_config("wordle-mini").replace(analysis=True, **SIZES | LENGTHS | LEARNING)
+SMALL = preset_config("wordle-mini").replace(analysis=True, **TINY_WRITER | LENGTHS | LEARNING)
 WORDS = find_words("common", 8)
 
 
@@ -107,6 +107,20 @@ def test_the_policy_that_is_taken_is_not_overwritten(trained):
     assert checkpoint.steps(trained)
 
 
+def test_a_list_of_words_is_a_place_only_if_it_has_no_name_here(tmp_path, monkeypatch):
+    """A folder, or a file, that happens to be called like a list is not in the way, and is not read."""
+    for name in WORD_LISTS:
+        assert SMALL.replace(word_list=name).places == {}
+        assert len(find_words(name)) > 200
+    monkeypatch.chdir(tmp_path)
+    Path("common").mkdir()
+    short = SMALL.replace(num_updates=1, epoch_updates=1, log_period_updates=1, analysis=False)
+    run.start(short, Path("common") / "run", quiet=True)
+    Path("common/run/words.txt").write_text("\n".join(WORDS))
+    with pytest.raises(UserError, match=r"words\.txt lies in common/run, which is to be overwritten"):
+        run.start(short.replace(word_list="common/run/words.txt"), Path("common/run"), overwrite=True, quiet=True)
+
+
 STUDY = """
 question = "Does it matter whose policy it is?"
 agent = "ilql"
@@ -116,18 +130,20 @@ tasks = [{ env_id = "isqn/Wordle-v0", random_score = -6.0, reference_score = 0.0
 methods = [{ scheme = "target-free" }]
 [settings]
 preset = "wordle-mini"
-data_path = "tweets.csv"
+data_path = "../tweets.csv"
 policy_checkpoint = "policies/seed-{seed}"
 """
 
 
 def test_what_a_study_reads_is_found_from_elsewhere_and_not_mixed_up(tmp_path, monkeypatch):
     """Each seed may take the policy of its own seed; runs with another one are not the study's."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "policy.toml").write_text(STUDY)
+    (tmp_path / "inner").mkdir()
+    monkeypatch.chdir(tmp_path / "inner")
+    Path("common").write_text("a file, not the list")
+    Path("policy.toml").write_text(STUDY)
     (cell,) = read_study(Path("policy.toml")).cells
     config = cell.config_in(tmp_path / "out", (1,))
-    assert config.policy_checkpoint == str(tmp_path / "policies" / "seed-1")
+    assert config.policy_checkpoint == str(tmp_path / "inner" / "policies" / "seed-1")
     assert config.data_path == str(tmp_path / "tweets.csv")
     assert config.word_list == "common"
     folder = tmp_path / "runs" / "seed-1"
@@ -147,20 +163,10 @@ def test_a_policy_of_another_size_is_refused(trained, tmp_path):
 
 
 def test_weights_of_gpt2_are_those_of_all_torsos(tmp_path):
-    size, rng = SMALL.model_width, np.random.default_rng(0)
-
-    def array(*shape):
-        return rng.normal(size=shape).astype(np.float32)
-
-    weights = {"wte.weight": array(35, size), "wpe.weight": array(1_024, size)}
-    weights |= {f"ln_f.{part}": array(size) for part in ("weight", "bias")}
-    for name, shape in (("attn.c_attn", 3), ("attn.c_proj", 1), ("mlp.c_fc", 4)):
-        weights |= {f"h.0.{name}.weight": array(size, shape * size), f"h.0.{name}.bias": array(shape * size)}
-    weights |= {"h.0.mlp.c_proj.weight": array(4 * size, size), "h.0.mlp.c_proj.bias": array(size)}
-    weights |= {f"h.0.ln_{i}.{part}": array(size) for i in (1, 2) for part in ("weight", "bias")}
+    weights = gpt2_weights(SMALL.model_width, 1, 35, 1_024)
     save_file(weights, tmp_path / "model.safetensors")
     config = SMALL.replace(gpt2_weights=str(tmp_path / "model.safetensors"), scheme="target-based")
-    state = preparation(config)(jax.jit(run.make_agent(config, SPEC).init)(0))
+    state = prepared(config, jax.jit(run.make_agent(config, SPEC).init)(0))
     for torso in (state.policy, state.params["torso"]["gpt2"], state.copies[0]["torso"]["gpt2"]):
         np.testing.assert_array_equal(torso["tokens"], weights["wte.weight"])
         np.testing.assert_array_equal(torso["layers"]["attend"]["kernel"][0], weights["h.0.attn.c_attn.weight"])
@@ -244,6 +250,8 @@ def test_eval_shows_boards(trained, tmp_path, capsys):
     assert len(found["episodes"]) == 3
     assert found["inverse_temperature"] == 0
     assert found["mean_return"] == np.mean([game["return"] for game in found["episodes"]])
+    players = found["players"]
+    assert players["random"] < players["consistent"] < players["informed"] <= 0
 
 
 def test_play_shows_what_it_thinks(trained, capsys):
@@ -284,6 +292,8 @@ def test_thoughts_are_those_of_the_guess_that_was_made(trained):
         (["eval", "RUN", "--capture-video"], "--capture-video is not for runs of `isqn train ilql`"),
         (["eval", "RUN", "--acting-rule", "mean"], "must be one of greedy, sample for ilql"),
         (["probe", "RUN"], "`isqn probe` is not for iS-ILQL K=2, which writes words; see `isqn eval` and `isqn play`."),
+        (["train", "ilql", "--scheme", "target-free", "--averaged-heads", "all"], "--averaged-heads has no effect"),
+        (["train", "ilql", "--scheme", "target-based", "--no-target-dropout"], "--target-dropout has no effect"),
         (["data", "collect", "RUN", "-o", "nowhere"], "`isqn data collect` is not for iS-ILQL K=2"),
     ],
 )
@@ -312,7 +322,6 @@ def test_a_model_is_for_environments():
             {"scheme": "target-based", "bellman_heads": "B"},
             "--bellman-heads is 'B'; it must be A with a target network",
         ),
-        ({"scheme": "target-free", "averaged_heads": "all"}, "--averaged-heads is 'all'"),
         ({"acting_rule": "mean"}, "--acting-rule is 'mean'; it must be one of greedy, sample for ilql"),
         ({"careless_share": 1.5}, "--careless-share is 1.5; it must be between 0 and 1"),
         ({"hidden_sizes": (3,)}, "--hidden-sizes is"),

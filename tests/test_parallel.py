@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 
+import jax
 import numpy as np
 import pytest
 
@@ -110,6 +111,7 @@ def test_what_is_told_wrongly_is_said(more, sentence):
 def test_who_is_told_of_nobody_is_alone():
     join({})
     join({"JAX_COORDINATOR_ADDRESS": "127.0.0.1:1", "JAX_NUM_PROCESSES": "1", "JAX_PROCESS_ID": "0"})
+    assert not jax.distributed.is_initialized()
 
 
 def test_the_worst_of_the_codes_of_a_job():

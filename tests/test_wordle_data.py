@@ -65,14 +65,12 @@ def test_tweets_there_and_back(tmp_path):
 def test_bad_rows_are_counted(tmp_path):
     file = tmp_path / "tweets.csv"
     write_tweets(file, simulate(2, 0, WORDS, People()))
-    text = (
-        file.read_text()
-        + '9,1,d,u,"⬛⬛⬛⬛⬛"\n210,1,d,u,nothing\n210,1\n²,1,d,u,x\n210,1,d,u,"🟩🟩🟩🟩🟩\n⬛⬛⬛⬛⬛"\n'
-    )
-    file.write_text(text)
+    bad = ['9,1,d,u,"⬛⬛⬛⬛⬛"', "210,1,d,u,nothing", "210,1", "²,1,d,u,x", f"{'9' * 5_000},1,d,u,x"]
+    bad.append('210,1,d,u,"🟩🟩🟩🟩🟩\n⬛⬛⬛⬛⬛"')
+    file.write_text(file.read_text() + "\n".join(bad) + "\n")
     found = read_tweets(file)
     assert len(found.rows) == 2
-    assert sum(found.skipped.values()) == 5
+    assert sum(found.skipped.values()) == len(bad)
     assert "1 without a grid" in found.summary()
     file.write_text("name,age\nann,4\n")
     with pytest.raises(UserError, match=r"holds no game of Wordle: wordle_id, .* belong there"):
@@ -89,9 +87,10 @@ def test_the_published_file(tmp_path):
     found = read_published(file)
     assert found.rows.tolist() == [[code_of("bygbb"), 0, -1, -1, -1, -1]]
     assert found.summary() == "1 games; skipped: 1 that are no grid"
-    file.write_text("[]")
-    with pytest.raises(UserError, match="cannot be read as games"):
-        read_published(file)
+    for wrong in (b"[]", b'{"games": [["panic", 3]]}', b"\xff\xfe"):
+        file.write_bytes(wrong)
+        with pytest.raises(UserError, match="cannot be read as games"):
+            read_published(file)
 
 
 def test_people_play_like_people():

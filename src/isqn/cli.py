@@ -223,9 +223,9 @@ class Eval:
     seed: int = 100
     """Of the games and of the agent's draws."""
     epsilon: float | None = None
-    """Share of random actions; by default 0.001, and 0 where a policy acts."""
+    """Share of random actions; by default 0.001, and 0 where a policy acts. Not for ilql."""
     acting_rule: Literal["auto", "uniform", "episode", "mean", "last", "sample", "greedy"] = "auto"
-    """The head that acts, or how a policy does. auto: as in training, but of a policy the mean."""
+    """The head that acts, or how a policy does. auto: as in training, but of a policy of sac the mean."""
     which: Literal["last", "best"] = "last"
     """The newest checkpoint, or that of the best epoch."""
     beta: float | None = None
@@ -295,6 +295,9 @@ def evaluate(argv: list[str]) -> int:
     return 0
 
 
+FEW_WORDS = 2_500  # of a longer list, a table of all colours takes minutes
+
+
 def _evaluate_words(args: Eval) -> int:
     """Games of Wordle, as boards."""
     from isqn.data.files import replace_text
@@ -312,7 +315,10 @@ def _evaluate_words(args: Eval) -> int:
     hidden = language.hidden_words(words, args.episodes, args.seed)
     games = language.compile_writer(config).play(state, hidden, args.seed)
     returns, found = games.returns, language.shares(games, words)
-    looked_for = [decode(word) for word in hidden]
+    rulers = {}
+    if len(words) <= FEW_WORDS:
+        rulers = language.yardsticks(words, hidden, args.seed, official=config.official_colours)
+    boards = [(decode(word), guesses_of(tokens)) for word, tokens in zip(hidden, games.tokens, strict=True)]
     summary = {
         "env_id": config.env_id,
         "label": config.label,
@@ -321,26 +327,31 @@ def _evaluate_words(args: Eval) -> int:
         "std_return": float(returns.std()),
         "win_rate": float(games.solved.mean()),
         **found,
+        "players": rulers,
         "inverse_temperature": config.inverse_temperature,
         "acting_rule": config.acting_rule,
         "episodes": [
-            {"word": word, "return": float(total), "guesses": [guess for guess, _ in guesses_of(tokens)]}
-            for word, total, tokens in zip(looked_for, returns, games.tokens, strict=True)
+            {"word": word, "return": float(total), "guesses": [guess for guess, _ in guesses]}
+            for (word, guesses), total in zip(boards, returns, strict=True)
         ],
     }
     mean = f"{returns.mean():.2f} ± {returns.std():.2f} over {_number(len(returns), 'game', 'games')}"
     line = f"{config.label} on {config.env_id} at step {step:,}, beta {config.inverse_temperature:g}: {mean}"
     shares = f"{games.solved.mean():.0%} found; of the guesses {found['valid_share']:.0%} of five letters, "
     shares += f"{found['dictionary_share']:.0%} in the list, {found['consistent_share']:.0%} as the clues allow"
+    if rulers:
+        shares += f". Players by rule, on the same words: {rulers['random']:.2f} by any word, "
+        shares += (
+            f"{rulers['consistent']:.2f} by one that the clues allow, {rulers['informed']:.2f} by the most telling"
+        )
     if args.html:
         args.html.parent.mkdir(parents=True, exist_ok=True)
-        played = [(word, guesses_of(tokens)) for word, tokens in zip(looked_for, games.tokens, strict=True)]
-        replace_text(args.html, page(line, shares, played))
+        replace_text(args.html, page(line, shares, boards))
     if args.json:
         print(json.dumps(summary))
         return 0
-    for word, tokens, total in zip(looked_for, games.tokens, returns, strict=True):
-        print(f"{word}, return {total:.0f}", board(tokens, colour=_in_colour()), "", sep="\n")
+    for (word, guesses), total in zip(boards, returns, strict=True):
+        print(f"{word}, return {total:.0f}", board(guesses, colour=_in_colour()), "", sep="\n")
     print(line, shares, sep="\n")
     if args.html:
         print(args.html)
@@ -828,7 +839,8 @@ def probe(argv: list[str]) -> int:
 
 @dataclass(frozen=True)
 class Cost:
-    """Parameters, FLOPs of an update and bytes of every scheme under a preset, without training."""
+    """Parameters, FLOPs of an update (of ilql: of reading a game) and bytes of every scheme under a preset, without
+    training."""
 
     preset: tyro.conf.Positional[str] = "atari-cnn-ln"
     """Whose network, batch and replay (`isqn list presets`)."""
@@ -861,7 +873,7 @@ def cost(argv: list[str]) -> int:
     flops, work = (flops_per_game, "game") if config.writes else (flops_per_update, "update")
     rows, with_copy = [], size(config.replace(scheme="target-based", num_bellman_iterations=1), spec)
     if not (args.json or sys.stderr.isatty()):
-        say(f"compiling the {'networks' if config.writes else 'update'} of {len(COMPARED)} schemes")
+        say(f"counting the work of {len(COMPARED)} schemes")
     for scheme, k in COMPARED:
         one = config.replace(scheme=scheme, num_bellman_iterations=k)
         found = size(one, spec)
@@ -871,7 +883,7 @@ def cost(argv: list[str]) -> int:
         row["replay_bytes"] = replay_memory(one, spec).total
         rows.append(row | {"total_bytes": sum(row[f"{part}_bytes"] for part in COST_PARTS)})
         if not args.json and sys.stderr.isatty():
-            print(f"\rcompiling {len(rows)}/{len(COMPARED)} ", end="", file=sys.stderr)
+            print(f"\rcounting {len(rows)}/{len(COMPARED)} ", end="", file=sys.stderr)
     if args.json:
         print(json.dumps({"preset": args.preset, "env_id": spec.id, "num_actions": spec.num_actions, "schemes": rows}))
         return 0

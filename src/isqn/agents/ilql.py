@@ -126,7 +126,7 @@ def _make_both(config: Config, spec: TextSpec, *, unroll: bool = False) -> tuple
             every = [q_at_steps(one, features_of(one, tokens, mask)) for one, mask in zip(copies, masks, strict=True)]
             target_q = jax.lax.stop_gradient(of_targets(every))
         now = jax.tree.map(lambda x: x[:, :, online], own)
-        values_learn = {"A": target_q, "B": fixed.q[:, :, online], "C": target_q}[config.bellman_heads]
+        values_learn = fixed.q[:, :, online] if config.bellman_heads == "B" else target_q
         following = online if config.bellman_heads == "A" else target
         return now, now._replace(q=values_learn, next_v=fixed.next_v[:, :, following])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -124,14 +125,8 @@ def make(config: Config, spec: EnvSpec) -> Agent:
         action = jnp.where(jax.random.uniform(explore) < epsilon, random_action, best).astype(jnp.int32)
         return Choice(action, action != best)
 
-    def refresh(state: AgentState) -> AgentState:
-        params, copies = schemes.refresh(moved_scheme(config), state.params, state.copies, config.target_step_size)
-        return state._replace(params=params, copies=copies)
-
-    def sync(state: AgentState) -> AgentState:
-        return state._replace(copies=schemes.sync(state.params, state.copies))
-
-    return Agent(init, pass_on, act, update, refresh, sync, pair_losses, look, network, scheme.refreshes)
+    refresh = partial(refreshed, config)
+    return Agent(init, pass_on, act, update, refresh, synced, pair_losses, look, network, scheme.refreshes)
 
 
 def both_sides(
@@ -190,6 +185,15 @@ def begin_heads(config: Config, params: Params) -> Params:
 def moved_scheme(config: Config) -> schemes.TargetScheme:
     """The pairs that a refresh moves."""
     return config.target_scheme if config.refreshed_heads == "all" else first_pair(config.target_scheme)
+
+
+def refreshed(config: Config, state: AgentState) -> AgentState:
+    params, copies = schemes.refresh(moved_scheme(config), state.params, state.copies, config.target_step_size)
+    return state._replace(params=params, copies=copies)
+
+
+def synced(state: AgentState) -> AgentState:
+    return state._replace(copies=schemes.sync(state.params, state.copies))
 
 
 def refresh_if_due(

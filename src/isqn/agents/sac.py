@@ -6,6 +6,7 @@ observations and rewards as they came; what they are normalised by moves, and is
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -13,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from isqn import losses, schemes
+from isqn import losses
 from isqn.agents import normalise
 from isqn.agents.q_learning import (
     Agent,
@@ -22,8 +23,9 @@ from isqn.agents.q_learning import (
     begin_heads,
     both_sides,
     make_optimizer,
-    moved_scheme,
     refresh_if_due,
+    refreshed,
+    synced,
 )
 from isqn.keys import device_key
 from isqn.networks import make_critic, make_policy
@@ -49,7 +51,7 @@ class Optimizers(NamedTuple):
 def make(config: Config, spec: EnvSpec) -> Agent:
     scheme = config.target_scheme
     critic, policy = make_critic(spec, scheme.num_heads, config), make_policy(spec, config)
-    optimizer = make_optimizer(config)
+    optimizer, refresh = make_optimizer(config), partial(refreshed, config)
     atoms = losses.value_atoms(config.num_atoms, config.value_bound)
     is_categorical = config.num_atoms > 1
     pair_loss = losses.with_settings(losses.categorical if is_categorical else losses.expected, config)
@@ -187,14 +189,6 @@ def make(config: Config, spec: EnvSpec) -> Agent:
         state, metrics = jax.lax.scan(learn, state, batches)
         return state, jax.tree.map(lambda m: m.sum(axis=0), metrics)
 
-    def refresh(state: AgentState) -> AgentState:
-        moved = moved_scheme(config)
-        params, copies = schemes.refresh(moved, state.params, state.copies, config.target_step_size)
-        return state._replace(params=params, copies=copies)
-
-    def sync(state: AgentState) -> AgentState:
-        return state._replace(copies=schemes.sync(state.params, state.copies))
-
     def look(state: AgentState, batch: Transition) -> tuple[list[Array], Array]:
         x = jnp.concatenate([normalise.observation(state.moments, batch.obs), batch.action], axis=-1)
         return critic.look(state.params, state.statistics, x)
@@ -205,7 +199,7 @@ def make(config: Config, spec: EnvSpec) -> Agent:
         act=act,
         update=update,
         refresh=refresh,
-        sync=sync,
+        sync=synced,
         losses=pair_losses,
         look=look,
         network=critic,

@@ -78,7 +78,7 @@ def read_tweets(path: Path) -> Grids:
             for number, record in enumerate(csv.reader(file)):
                 if record[:1] == [COLUMNS[0]]:
                     continue
-                if len(record) != len(COLUMNS) or not record[0].isdecimal():
+                if len(record) != len(COLUMNS) or not (record[0].isdecimal() and len(record[0]) < 10):
                     skipped["with other columns"] += 1
                     continue
                 grid = find_grid(record[4])
@@ -97,11 +97,10 @@ def read_tweets(path: Path) -> Grids:
 def read_published(path: Path) -> Grids:
     """The file that ILQL publishes: `games`, each a word and the colours of its rows, such as <b><y><g><b><b>."""
     try:
-        text = path.read_text(encoding="utf-8")
+        games = json.loads(path.read_text(encoding="utf-8"))["games"]
+        grids = [[row.replace("<", "").replace(">", "") for row in grid] for _, grid in games]
     except OSError as error:
         raise UserError(f"{path} cannot be read as games ({error.strerror}).") from None
-    try:
-        grids = [[row.replace("<", "").replace(">", "") for row in grid] for _, grid in json.loads(text)["games"]]
     except (ValueError, KeyError, TypeError, AttributeError):
         raise UserError(f"{path} cannot be read as games: it must hold `games`, a list of [word, [colours]].") from None
     good = [(n, grid) for n, grid in enumerate(grids) if 1 <= len(grid) <= TRIES and all(map(_is_row, grid))]
@@ -339,14 +338,14 @@ def _split(path: Path, numbers: Array) -> tuple[Array, Array]:
     return parts[0], parts[1]
 
 
-def of_people(count: int, words: list[str], *, official: bool = False, seed: int = 0) -> Source:
+def of_people(count: int, words: list[str], *, official: bool = False) -> Source:
     """Of people who are simulated; their tweets are kept, because it takes a while."""
     people, vocabulary, counts = People(), find_words("answers" if is_installed() else "common"), word_counts()
-    path = cache_folder() / f"wordle-people-{_digest(count, seed, vocabulary, people, counts)[:16]}.csv"
+    path = cache_folder() / f"wordle-people-{_digest(count, vocabulary, people, counts)[:16]}.csv"
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(dir=path.parent) as own:  # several runs may begin at once
-            write_tweets(Path(own) / path.name, simulate(count, seed, vocabulary, people, counts))
+            write_tweets(Path(own) / path.name, simulate(count, 0, vocabulary, people, counts))
             os.replace(Path(own) / path.name, path)
     about = f"{count:,} games of people who know {len(vocabulary):,} words, {SUBSTITUTE}"
     return of_file(path, words, official=official, about=about)

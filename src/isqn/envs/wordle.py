@@ -205,7 +205,7 @@ class WordleEnvironment(gym.Env):
         return self.games.tokens[0].copy(), float(reward[0]), over, False, info
 
     def render(self) -> Any:
-        return board(self.games.tokens[0]) if self.render_mode == "ansi" else None
+        return board(guesses_of(self.games.tokens[0])) if self.render_mode == "ansi" else None
 
 
 ESCAPES = {"g": "\x1b[30;42m", "y": "\x1b[30;43m", "b": "\x1b[37;100m"}
@@ -221,8 +221,8 @@ def row(guess: str, told: str | None, *, colour: bool = True) -> str:
     return "".join(f"{ESCAPES[c]} {letter.upper()} \x1b[0m" for letter, c in zip(guess, told, strict=True))
 
 
-def board(tokens: Array, *, colour: bool = True) -> str:
-    return "\n".join(row(guess, told, colour=colour) for guess, told in guesses_of(tokens))
+def board(guesses: list[tuple[str, str | None]], *, colour: bool = True) -> str:
+    return "\n".join(row(guess, told, colour=colour) for guess, told in guesses)
 
 
 def register() -> None:

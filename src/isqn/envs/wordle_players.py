@@ -1,4 +1,4 @@
-"""Players of Wordle that follow a rule: what an agent is compared with, and what datasets are made of.
+"""Players of Wordle that follow a rule: what `isqn eval` compares an agent with, and what datasets are made of.
 
 A player sees which words of the list are still possible in each game, (games, words), and what was guessed in it,
 (games, turns), and names a word for each.

@@ -127,7 +127,7 @@ STREAM_HELD_OUT = 32  # steps that the probes of a stream look at beside the one
 
 _ABOVE_ZERO = ("value_bound", "batch_norm_epsilon", "entropy_temperature_start")
 MAY_MOVE = ("dataset", "data_path", "policy_checkpoint", "gpt2_weights")  # a run knows what was in them
-READ_FROM = (*MAY_MOVE, "word_list")
+WORD_LISTS = ("common", "answers", "answers-200", "guesses")  # that have a name; any other one is a file
 MAY_CHANGE = ("total_timesteps", "num_updates", "checkpoint_minutes", "track", *MAY_MOVE)  # in the middle of a run
 _AT_LEAST_ONE = (
     *("num_bellman_iterations", "num_seeds", "total_timesteps", "max_episode_steps", "num_steps_return", "batch_size"),
@@ -489,10 +489,6 @@ class Config:
         self._require("expectile_level", 0 < self.expectile_level < 1, "must be between 0 and 1")
         if self.target_scheme.num_copies:
             self._require("bellman_heads", self.bellman_heads == "A", "must be A with a target network: it has no V")
-        shared = self.scheme == "iterated-shared"
-        self._require(
-            "averaged_heads", self.averaged_heads == "learned" or shared, "must be learned, unless iterated-shared"
-        )
 
     def _require_own_settings(self) -> None:
         begun = {field.name: field.default for field in dataclasses.fields(self)} | AGENTS[self.agent]
@@ -632,6 +628,12 @@ class Config:
         fields = {name: value for name, value in dataclasses.asdict(self).items() if name not in MAY_CHANGE}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in fields.items()}
 
+    @property
+    def places(self) -> dict[str, str]:
+        """Files and folders that a run reads, by the setting that names them."""
+        named = {name: getattr(self, name) for name in (*MAY_MOVE, "word_list")}
+        return {name: place for name, place in named.items() if place and place not in WORD_LISTS}
+
     def of_seed(self, index: int) -> Config:
         """What one of the `num_seeds` runs of a program would be alone."""
         return self.replace(seed=self.seed + index, num_seeds=1)
@@ -677,9 +679,10 @@ NEEDS: dict[str, tuple[Callable[[Config], bool], str]] = {
         (lambda config: config.loss == "munchausen", "--loss munchausen"),
     ),
     "conservative_weight": (lambda config: config.loss == "cql" or config.writes, "--loss cql"),
-    **dict.fromkeys(
-        ("target_dropout", "deciding_q"),
-        (lambda config: config.target_scheme.num_copies > 0, "a --scheme with a target network"),
+    "deciding_q": (lambda config: config.target_scheme.num_copies > 0, "a --scheme with a target network"),
+    "target_dropout": (
+        lambda config: config.target_scheme.num_copies > 0 and config.dropout > 0,
+        "a --scheme with a target network, and --dropout above 0",
     ),
     "bellman_heads": (lambda config: config.scheme != "target-free", "another --scheme than target-free"),
     "average_of": (

@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
+from zlib import crc32
 
 from isqn.experiments import worker
 from isqn.experiments.config import Config, seed_dir
@@ -372,7 +373,7 @@ def _meeting() -> dict[str, str]:
     if here.num_tasks == 1:
         return {}
     host = "127.0.0.1" if here.cluster == "local" else here.hostnames[0]
-    port = 20_000 + sum(ord(digit) * 31**place for place, digit in enumerate(here.job_id)) % 40_000
+    port = 20_000 + crc32(here.job_id.encode()) % 40_000
     return parallel.process_variables(f"{host}:{port}", here.num_tasks, here.global_rank)
 
 

@@ -25,7 +25,6 @@ from isqn.experiments.config import (
     MAY_MOVE,
     MOST_INTEGER,
     NEEDS,
-    READ_FROM,
     Config,
     from_mapping,
     has_effect,
@@ -304,10 +303,9 @@ class Cell(NamedTuple):
         """Of some seeds, with what it reads where that lies: its dataset inside the study, the rest where the study was
         started, because a worker may be started elsewhere."""
         config = self.config.replace(seed=seeds[0], num_seeds=len(seeds))
-        named = {name: place for name in READ_FROM if (place := _of_seed(config, name))}
-        lists = ("word_list",) if not Path(config.word_list).is_file() else ()
-        found = {name: os.path.abspath(place) for name, place in named.items() if name not in lists}
-        return config.replace(**found | ({"dataset": str(out / named["dataset"])} if config.dataset else {}))
+        from_here = {"dataset": out}
+        found = {name: from_here.get(name, Path.cwd()) / place for name, place in _places(config).items()}
+        return config.replace(**{name: os.path.normpath(place) for name, place in found.items()})
 
     def folder(self, out: Path, seed: int) -> Path:
         return seed_dir(out / "runs" / slug(self.task) / slug(self.method), seed)
@@ -319,13 +317,13 @@ def require_settings(folder: Path, asked: Config) -> Config:
         config = read_toml(folder / "config.toml")
     except UserError as error:
         raise UserError(f"{error} Move {folder} away to train it anew.") from None
+    places = _places(asked)
     for name in (*config.kept(), "total_timesteps", "num_updates", *MAY_MOVE):
-        there, here = getattr(config, name), getattr(asked, name)
-        if name in READ_FROM and here:  # as the study was started elsewhere, the end of a path is enough
-            here = _of_seed(asked, name)
-            same = Path(there).parts[-len(Path(here).parts) :] == Path(here).parts
-        else:
-            same = there == here
+        there, here = getattr(config, name), places.get(name, getattr(asked, name))
+        same = there == here
+        if name in places:  # as the study was started elsewhere, the end of a path is enough
+            end = [part for part in Path(os.path.normpath(here)).parts if part != ".."]
+            same = list(Path(there).parts)[len(Path(there).parts) - len(end) :] == end
         if not same and name not in ("experiment", "dataset"):  # a run itself knows what is in its dataset
             raise UserError(
                 f"{folder} has {name} = {there!r}, and the study says {here!r}; choose another folder, or move "
@@ -334,9 +332,9 @@ def require_settings(folder: Path, asked: Config) -> Config:
     return config
 
 
-def _of_seed(config: Config, name: str) -> str:
-    """A path, in which {seed} stands for the seed."""
-    return str(getattr(config, name)).replace("{seed}", str(config.seed))
+def _places(config: Config) -> dict[str, str]:
+    """What a run reads; {seed} in a path stands for the seed."""
+    return {name: place.replace("{seed}", str(config.seed)) for name, place in config.places.items()}
 
 
 def _values(method: dict[str, Any], key: str) -> list[Any]:

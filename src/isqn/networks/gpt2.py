@@ -24,14 +24,12 @@ FEW_LAYERS = 4  # up to here each is compiled on its own: a third less time than
 
 @dataclass(frozen=True)
 class Size:
-    """The defaults are GPT-2 small, but for the vocabulary."""
-
-    vocabulary: int = 35
-    positions: int = 1024
-    width: int = 768
-    layers: int = 12
-    heads: int = 12
-    dropout: float = 0.1
+    vocabulary: int
+    positions: int
+    width: int
+    layers: int
+    heads: int
+    dropout: float = 0.0
     rematerialise: bool = False  # compute the inside of a layer again for its gradient, to save memory
     unroll: bool = False  # compile each layer on its own: the work of a loop is counted once, however long it is
     dtype: jnp.dtype = jnp.float32  # of matrix products; parameters stay float32

@@ -15,7 +15,20 @@ from isqn.agents.ilql import Judged, make, make_writer, steps_of
 from isqn.agents.q_learning import AgentState
 from isqn.compiler import jit
 from isqn.data.wordle import Source, of_file, of_people, of_players
-from isqn.envs.wordle import END_ACTION, LENGTH, SPEC, TRIES, Games, colours, decode, encode, guesses_of, initials
+from isqn.envs import wordle_players
+from isqn.envs.wordle import (
+    END_ACTION,
+    LENGTH,
+    SPEC,
+    TRIES,
+    Games,
+    colours,
+    decode,
+    encode,
+    guesses_of,
+    initials,
+    table,
+)
 from isqn.envs.words import find_words
 from isqn.experiments.config import Config, flag
 from isqn.keys import device_key, host_generator
@@ -50,25 +63,17 @@ def open_source(config: Config) -> Source:
 
 def require_beginning(config: Config) -> None:
     """That what a new run begins with can be read."""
-    shapes = jax.eval_shape(make(config, SPEC).init, 0)
-    if config.policy_checkpoint:
-        _policy_of(Path(config.policy_checkpoint), shapes.policy)
+    jax.eval_shape(lambda seed: prepared(config, make(config, SPEC).init(seed)), 0)
+
+
+def prepared(config: Config, state: AgentState) -> AgentState:
+    """With what a run begins with, if not at random: weights of GPT-2 in all torsos, and the policy of another run."""
     if config.gpt2_weights:
-        load_weights(Path(config.gpt2_weights), shapes.policy)
-
-
-def preparation(config: Config) -> Callable[[AgentState], AgentState]:
-    """What a run begins with, if not at random: weights of GPT-2 for all torsos, and the policy of another run."""
-
-    def prepare(state: AgentState) -> AgentState:
-        if config.gpt2_weights:
-            state = _with_weights(Path(config.gpt2_weights), state)
-        if config.policy_checkpoint:
-            policy = _policy_of(Path(config.policy_checkpoint), state.policy)
-            state = state._replace(policy=jax.tree.map(jnp.asarray, policy))
-        return state
-
-    return prepare
+        state = _with_weights(Path(config.gpt2_weights), state)
+    if config.policy_checkpoint:
+        policy = _policy_of(Path(config.policy_checkpoint), state.policy)
+        state = state._replace(policy=jax.tree.map(jnp.asarray, policy))
+    return state
 
 
 def _policy_of(run_dir: Path, shapes: Params) -> Params:
@@ -161,6 +166,25 @@ def shares(games: Games, words: list[str]) -> dict[str, float]:
             clues.append((letters, told))
     valid, listed, consistent = np.mean(found, axis=0).tolist()
     return {"valid_share": valid, "dictionary_share": listed, "consistent_share": consistent}
+
+
+def yardsticks(words: list[str], hidden: np.ndarray, seed: int, *, official: bool) -> dict[str, float]:
+    """What players by rule make of the same hidden words: their mean returns over a thousand games or more."""
+    letters = encode(words)
+    patterns = table(letters, letters, official=official)
+    number = {word: place for place, word in enumerate(words)}
+    looked_for = np.array([number[decode(word)] for word in hidden])
+    looked_for = np.tile(looked_for, -(-1_000 // len(looked_for)))
+    players = {
+        "random": wordle_players.at_random,
+        "consistent": wordle_players.consistent,
+        "informed": wordle_players.informed(patterns),
+    }
+    played = {
+        name: wordle_players.play(player, patterns, looked_for, host_generator(seed, name))
+        for name, player in players.items()
+    }
+    return {name: float(games.returns.mean()) for name, games in played.items()}
 
 
 def returns_to_go(games: Tokens, discount: float) -> np.ndarray:

@@ -117,7 +117,7 @@ def train(
     totals = empty_totals(agent, config, spec)
     state = call.init(seed)
     columns = (*metrics_columns(totals, probe_columns(config)), "waiting_share")
-    lengths: dict[str, int | None] = {"evaluations": None, "metrics": None}
+    lengths: dict[str, int] = {}
     restored = _restore(run_dir, dataset, state, totals)
     if restored:
         state, totals, count, lengths = restored
@@ -131,19 +131,15 @@ def train(
         shapes = parallel.spread(jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), spec.batch(config.batch_size)))
         update = update.lower(state, totals, shapes).compile()
         _say_memory(update, progress)
-    evaluations = Table(run_dir / "evaluations.csv", EPISODE_COLUMNS, lengths["evaluations"])
-    metrics = Table(run_dir / "metrics.csv", columns, lengths["metrics"])
+    kinds = {"evaluations": EPISODE_COLUMNS, "metrics": columns}
+    kinds |= {"measures": ("epoch", "step", *measures)} if measures else {}
+    tables = {name: Table(run_dir / f"{name}.csv", cells, lengths.get(name)) for name, cells in kinds.items()}
     tracker = Tracker(config, run_dir)
     last_return: float | None = None
     last_loss: float | None = None
     clock = time.monotonic() - count.seconds
     saved_at = logged_at = time.monotonic()
     logged_updates, waited = count.updates, 0.0
-
-    measured = None
-    if measures:
-        measured = Table(run_dir / "measures.csv", ("epoch", "step", *measures), lengths.get("measures"))
-    tables = {"evaluations": evaluations, "metrics": metrics} | ({"measures": measured} if measured else {})
 
     def draw(group: int) -> list[Any]:
         return split(dataset.sample(GROUP * config.batch_size, host_generator(seed, "replay", group)))
@@ -175,9 +171,9 @@ def train(
                 began = time.monotonic()
                 result = Epoch(count.epoch, count.updates, [])
                 found = evaluate(here(state), count.epoch)
-                if measured:
+                if measures:
                     row = {"epoch": count.epoch, "step": count.updates, **found.measures}
-                    measured.add(row)
+                    tables["measures"].add(row)
                     tracker.log(row, count.updates)
                 for played in found.episodes:
                     row = {
@@ -188,7 +184,7 @@ def train(
                         "length": played.length,
                         "seconds": time.monotonic() - clock,
                     }
-                    evaluations.add(row)
+                    tables["evaluations"].add(row)
                     tracker.log({"return": played.episodic_return, "length": played.length}, count.updates)
                     result.returns.append(played.episodic_return)
                     count.episode += 1
@@ -234,7 +230,7 @@ def train(
                     generator = host_generator(seed, "probe", count.updates)
                     looked_at = batches.thread.submit(dataset.sample, config.analysis_samples, generator).result()
                     row |= probe_features(agent, here(state), looked_at)
-                metrics.add(row)
+                tables["metrics"].add(row)
                 tracker.log(row, count.updates)
                 waited, logged_at, logged_updates = 0.0, time.monotonic(), count.updates
             progress.show(count.updates, last_return, last_loss)

@@ -87,10 +87,6 @@ def agreed(wish: bool) -> bool:
 # -- arrays
 
 
-def _sharding(*axes: str) -> NamedSharding:
-    return NamedSharding(Mesh(np.array(jax.devices()), ("games",)), PartitionSpec(*axes))
-
-
 def spread(batch: Any) -> Any:
     """A share of the games for each device; all processes hold the whole batch."""
     return _placed(batch, "games")
@@ -103,7 +99,7 @@ def everywhere(tree: Any) -> Any:
 def _placed(tree: Any, *axes: str) -> Any:
     if jax.device_count() == 1:
         return tree
-    sharding = _sharding(*axes)
+    sharding = NamedSharding(Mesh(np.array(jax.devices()), ("games",)), PartitionSpec(*axes))
 
     def place(x: Any) -> jax.Array:
         whole = np.asarray(x)

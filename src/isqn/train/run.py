@@ -8,6 +8,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +26,7 @@ from isqn.data.sample import columns_bytes
 from isqn.envs import atari, dmc, wordle
 from isqn.envs.adapter import Environment, full_id, make_environment, require_protocol
 from isqn.envs.native import has_native, make_native
-from isqn.experiments.config import READ_FROM, Config, flag, has_effect, nearest_path, others, read_toml, seed_dir
+from isqn.experiments.config import Config, flag, has_effect, nearest_path, others, read_toml, seed_dir
 from isqn.experiments.study import import_for
 from isqn.keys import episode_seed
 from isqn.train import checkpoint, compiled, host, language, offline, parallel, record, timing
@@ -135,7 +136,7 @@ def start(config: Config, run_dir: Path | None = None, *, overwrite: bool = Fals
         language.require_beginning(config)
     for folder in folders:
         record.require_free(folder, overwrite)
-        for place in filter(None, (getattr(config, name) for name in READ_FROM)):
+        for place in config.places.values():
             if folder.resolve().is_relative_to(Path(place).resolve()):
                 raise UserError(f"{folder} lies in {place}, which is learned from; choose another --run-dir.")
             if Path(place).resolve().is_relative_to(folder.resolve()):
@@ -161,12 +162,12 @@ def require_possible(config: Config, spec: EnvSpec, *, compiled_loop: bool) -> N
     size = held * num_bytes(spec.batch(config.sampled_batch_size))
     what = f"The {held} batches that are held take" if held > 1 else "A batch takes"
     require_memory(size, f"{what} {size / 1e9:,.1f} GB", f"Lower {flag('batch_size')}.")
-    memory = replay_memory(config, spec)
     if config.writes:
         shared = _learned_at_once(config)
         parallel.require_shares(getattr(config, shared), flag(shared))
         language.open_source(config)
         return
+    memory = replay_memory(config, spec)
     if config.is_offline:
         needs = f"{config.dataset} takes {memory.total / 1e9:.1f} GB in memory"
         require_memory(memory.total, needs, "Take a part of it by `isqn data convert --fraction`.")
@@ -385,7 +386,7 @@ def _train_offline(
     agent = make_agent(config, dataset.spec)
     more: dict[str, Any] = {"should_stop": should_stop, "progress": progress}
     if config.writes:
-        more |= {"measures": language.MEASURES, "prepare": language.preparation(config)}
+        more |= {"measures": language.MEASURES, "prepare": partial(language.prepared, config)}
         playing: Any = nullcontext(language.evaluation(config, dataset, should_stop))
     else:
         playing = _evaluation(config, agent, dataset.spec, env, should_stop)
