@@ -143,7 +143,7 @@ _WORDLE_MINI = AGENTS["ilql"] | {
     "num_words": 40,
     "players": "mixture",
     "careless_share": 0.6,
-    "target_step_size": 0.02,  # the best for TB of 0.005, 0.02 and 0.05 (results/tuning-language.csv)
+    "target_step_size": 0.05,  # the best for iS of 0.005 to 0.3 (results/tuning-language.csv)
     "num_updates": 2_500,
     "epoch_updates": 100,
     "log_period_updates": 50,

@@ -39,6 +39,7 @@ def control(*names: str) -> tuple[Table, ...]:
     return tuple({"env_id": f"dm_control/{name}-v0", **scale} for name in names)
 
 
+WORDLE: Table = {"env_id": "isqn/Wordle-v0", "random_score": -6.0, "reference_score": 0.0}  # the worst, the best
 PAPER_METHODS = (TB, TF, iterated(1, 3, 9, 49))
 APPENDIX_D: Table = {"preset": "atari-cnn-ln", "total_timesteps": 10_000_000}  # 40M frames
 PERIODS: Table = {"target_update_period": [2_000, 4_000, 8_000, 16_000, 32_000]}
@@ -139,7 +140,7 @@ PAPER: dict[str, Table] = {
     },
     "language": {
         "agent": "ilql",
-        "tasks": ({"env_id": "isqn/Wordle-v0", "random_score": -6.0, "reference_score": 0.0},),  # the worst, the best
+        "tasks": (WORDLE,),
         "methods": (TB, TF, iterated(1, 9)),
         "settings": {"preset": "wordle"},
         "baseline": "TB-ILQL",
@@ -240,7 +241,12 @@ MINI: dict[str, Table] = {
         "settings": {"preset": "dmc-small", "analysis": True},
         "seeds": FRESH,
     },
-    "language": {"settings": {"preset": "wordle-mini"}, "seeds": FRESH},
+    # tau is the best of 0.005 to 0.3 for TB and for iS
+    "language": {
+        "tasks": ({**WORDLE, "target-based": {"target_step_size": 0.3}},),
+        "settings": {"preset": "wordle-mini"},
+        "seeds": FRESH,
+    },
     # nothing was tuned: the settings are the paper's and those of the code of Stream Q on MinAtar
     "streaming": {
         "tasks": tuple({"env_id": task["env_id"]} for task in MINATAR),
