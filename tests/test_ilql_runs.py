@@ -71,6 +71,16 @@ def test_a_run_resumes_to_the_same_bits(trained, tmp_path, monkeypatch):
     assert (tmp_path / "run" / "measures.csv").read_text() == (trained / "measures.csv").read_text()
 
 
+def test_a_report_says_how_games_went_and_what_they_were_learned_from(trained, tmp_path):
+    assert main(["report", str(trained.parent), "-o", str(tmp_path / "report"), "--baseline", "iS-ILQL K=2"]) == 0
+    page = (tmp_path / "report" / "index.html").read_text()
+    assert "Learned from games of players by rule, 60% of their guesses careless; 8 words." in page
+    assert "Games at the end" in page
+    last = rows(trained / "measures.csv")[-1]
+    curve = rows(tmp_path / "report" / "figures" / "cloned-return.csv")
+    assert float(curve[-1]["point"]) == pytest.approx(float(last["cloned_return"]))
+
+
 # -- what it begins with
 
 
