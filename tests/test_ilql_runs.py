@@ -253,6 +253,7 @@ def test_eval_shows_boards(trained, tmp_path, capsys):
     assert main(["eval", str(trained), "--episodes", "3", "--html", str(page)]) == 0
     told = capsys.readouterr().out
     assert "over 3 games" in told
+    assert "\nlearned from games of players by rule, 60% of their guesses careless\n" in told
     assert "\x1b[" not in told  # nobody looks at a pipe
     assert page.read_text().count("<figure>") == 3
     assert main(["eval", str(trained), "--episodes", "3", "--json", "--beta", "0"]) == 0
@@ -261,6 +262,7 @@ def test_eval_shows_boards(trained, tmp_path, capsys):
     assert found["inverse_temperature"] == 0
     assert found["mean_return"] == np.mean([game["return"] for game in found["episodes"]])
     players = found["players"]
+    assert found["learned_from"]["games"] == "games of players by rule, 60% of their guesses careless"
     assert players["random"] < players["consistent"] < players["informed"] <= 0
 
 

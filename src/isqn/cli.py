@@ -303,7 +303,7 @@ def _evaluate_words(args: Eval) -> int:
     from isqn.data.files import replace_text
     from isqn.envs.wordle import board, decode, guesses_of
     from isqn.report.boards import page
-    from isqn.train import language, run
+    from isqn.train import language, record, run
 
     for name, given in (("--epsilon", args.epsilon is not None), ("--capture-video", args.capture_video)):
         if given:
@@ -315,6 +315,7 @@ def _evaluate_words(args: Eval) -> int:
     hidden = language.hidden_words(words, args.episodes, args.seed)
     games = language.compile_writer(config).play(state, hidden, args.seed)
     returns, found = games.returns, language.shares(games, words)
+    learned_from = record.read_summary(args.run_dir).get("learned_from")
     rulers = {}
     if len(words) <= FEW_WORDS:
         rulers = language.yardsticks(words, hidden, args.seed, official=config.official_colours)
@@ -328,6 +329,7 @@ def _evaluate_words(args: Eval) -> int:
         "win_rate": float(games.solved.mean()),
         **found,
         "players": rulers,
+        "learned_from": learned_from,
         "inverse_temperature": config.inverse_temperature,
         "acting_rule": config.acting_rule,
         "episodes": [
@@ -339,20 +341,19 @@ def _evaluate_words(args: Eval) -> int:
     line = f"{config.label} on {config.env_id} at step {step:,}, beta {config.inverse_temperature:g}: {mean}"
     shares = f"{games.solved.mean():.0%} found; of the guesses {found['valid_share']:.0%} of five letters, "
     shares += f"{found['dictionary_share']:.0%} in the list, {found['consistent_share']:.0%} as the clues allow"
+    told = [shares, *([f"learned from {learned_from['games']}"] if learned_from else [])]
     if rulers:
-        shares += f". Players by rule, on the same words: {rulers['random']:.2f} by any word, "
-        shares += (
-            f"{rulers['consistent']:.2f} by one that the clues allow, {rulers['informed']:.2f} by the most telling"
-        )
+        means = f"any word {rulers['random']:.2f}, any that the clues allow {rulers['consistent']:.2f}"
+        told.append(f"players by rule on the same words: {means}, the most telling of these {rulers['informed']:.2f}")
     if args.html:
         args.html.parent.mkdir(parents=True, exist_ok=True)
-        replace_text(args.html, page(line, shares, boards))
+        replace_text(args.html, page(line, told, boards))
     if args.json:
         print(json.dumps(summary))
         return 0
     for (word, guesses), total in zip(boards, returns, strict=True):
         print(f"{word}, return {total:.0f}", board(guesses, colour=_in_colour()), "", sep="\n")
-    print(line, shares, sep="\n")
+    print(line, *told, sep="\n")
     if args.html:
         print(args.html)
     return 0

@@ -22,12 +22,13 @@ figure { margin: 0; } figcaption { font-size: .85rem; color: #555; margin-top: .
 NAMES = {"g": "right", "y": "elsewhere", "b": "not in the word"}
 
 
-def page(title: str, summary: str, games: Iterable[tuple[str, list[tuple[str, str | None]]]]) -> str:
-    """Of games, each with the word that was looked for and the guesses with their colours."""
+def page(title: str, told: list[str], games: Iterable[tuple[str, list[tuple[str, str | None]]]]) -> str:
+    """What is told of all games; and each, with the word that was looked for and the guesses with their colours."""
     figures = "\n".join(_figure(word, guesses) for word, guesses in games)
     head = f"<title>{escape(title)}</title><style>{STYLE}</style>"
     meta = '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
-    body = f"<h1>{escape(title)}</h1><p>{escape(summary)}</p><main>\n{figures}\n</main>"
+    lines = "<br>".join(map(escape, told))
+    body = f"<h1>{escape(title)}</h1><p>{lines}</p><main>\n{figures}\n</main>"
     return f'<!doctype html><html lang="en"><head>{meta}{head}</head><body>{body}</body></html>\n'
 
 
