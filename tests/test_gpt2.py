@@ -78,7 +78,9 @@ def test_another_vocabulary_keeps_its_own_embeddings(theirs, params, tmp_path):
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"h.2.mlp.c_fc.bias": None}, r"has no weights h\.2\.mlp\.c_fc\.bias; those of GPT-2 with 3 layers"),
+        ({"h.2.mlp.c_fc.bias": None}, r"has no h\.2\.mlp\.c_fc\.bias, which GPT-2 has"),
+        ({"h.3.ln_1.bias": np.zeros(8, np.float32)}, "has 4 layers; --num-layers is 3"),
+        ({"ln_f.bias": np.full(8, np.nan, np.float32)}, r"not all of ln_f\.bias are finite numbers"),
         ({"ln_f.bias": np.zeros(3, np.float32)}, r"ln_f\.bias is \(3,\), and \(8,\) is asked for"),
     ],
 )

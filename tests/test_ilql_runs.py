@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from pathlib import Path
 
 import jax
@@ -30,6 +31,7 @@ LENGTHS = {"num_updates": 12, "epoch_updates": 6, "log_period_updates": 4, "anal
 LEARNING = {"batch_size": 4, "micro_batch_size": 2, "dropout": 0.1, "num_bellman_iterations": 2}
 SMALL = preset_config("wordle-mini").replace(analysis=True, **TINY_WRITER | LENGTHS | LEARNING)
 WORDS = find_words("common", 8)
+GAMES = "games of players by rule, 60% of their guesses careless, in place of the tweets that ILQL learned from"
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +76,7 @@ def test_a_run_resumes_to_the_same_bits(trained, tmp_path, monkeypatch):
 def test_a_report_says_how_games_went_and_what_they_were_learned_from(trained, tmp_path):
     assert main(["report", str(trained.parent), "-o", str(tmp_path / "report"), "--baseline", "iS-ILQL K=2"]) == 0
     page = (tmp_path / "report" / "index.html").read_text()
-    assert "Learned from games of players by rule, 60% of their guesses careless; 8 words." in page
+    assert f"Learned from {GAMES}; 8 words." in page
     assert "Games at the end" in page
     last = rows(trained / "measures.csv")[-1]
     curve = rows(tmp_path / "report" / "figures" / "cloned-return.csv")
@@ -97,7 +99,8 @@ def test_a_policy_of_another_run(trained, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"policy_checkpoint": "nowhere"}, "--policy-checkpoint nowhere has no checkpoint that can be read"),
+        ({"policy_checkpoint": "nowhere"}, "--policy-checkpoint nowhere is no folder of a run"),
+        ({"gpt2_weights": "."}, "--gpt2-weights . is a folder; give the file of safetensors in it"),
         ({"gpt2_weights": "nowhere"}, "nowhere cannot be read as weights of GPT-2"),
         ({"data_path": "nowhere.csv"}, "nowhere.csv cannot be read as tweets"),
         ({"data_path": "nowhere.json"}, "nowhere.json cannot be read as games"),
@@ -167,9 +170,13 @@ def test_what_a_study_reads_is_found_from_elsewhere_and_not_mixed_up(tmp_path, m
 
 
 def test_a_policy_of_another_size_is_refused(trained, tmp_path):
-    with pytest.raises(UserError, match=r"does not fit this configuration: agent\.policy"):
+    with pytest.raises(UserError, match=r"--model-width of --policy-checkpoint .* is 8, and 4 here"):
         run.start(SMALL.replace(policy_checkpoint=str(trained), model_width=4), tmp_path / "run", quiet=True)
     assert not (tmp_path / "run").exists()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "config.toml").write_text(to_toml(preset_config("toy")))
+    with pytest.raises(UserError, match="other is a run of `isqn train dqn`; it must be one of `isqn train ilql`"):
+        run.start(SMALL.replace(policy_checkpoint=str(tmp_path / "other")), tmp_path / "run", quiet=True)
 
 
 def test_weights_of_gpt2_are_those_of_all_torsos(tmp_path):
@@ -180,7 +187,7 @@ def test_weights_of_gpt2_are_those_of_all_torsos(tmp_path):
     for torso in (state.policy, state.params["torso"]["gpt2"], state.copies[0]["torso"]["gpt2"]):
         np.testing.assert_array_equal(torso["tokens"], weights["wte.weight"])
         np.testing.assert_array_equal(torso["layers"]["attend"]["kernel"][0], weights["h.0.attn.c_attn.weight"])
-    with pytest.raises(UserError, match="those of GPT-2 with 2 layers are asked for"):
+    with pytest.raises(UserError, match="has 1 layers; --num-layers is 2"):
         run.start(config.replace(num_layers=2), tmp_path / "run", quiet=True)
 
 
@@ -214,6 +221,16 @@ def test_held_out_games_are_not_learned_from(tmp_path):
     (tmp_path / "human_eval_idxs.json").write_text("[2]")
     with pytest.raises(UserError, match=r"human_eval_idxs\.json must be a list of numbers of games"):
         of_file(path, find_words("common"))
+
+
+def test_a_run_is_not_overwritten_for_games_that_cannot_be_drawn(trained, tmp_path):
+    """Whether any word fits is known only when words are drawn."""
+    write_tweets(tmp_path / "tweets.csv", np.tile([0, *[code_of("ybbbb")] * 6], (3, 1)))
+    kept = checkpoint.steps(trained)
+    config = SMALL.replace(data_path=str(tmp_path / "tweets.csv"), num_words=1)
+    with pytest.raises(UserError, match=r"Hardly any game fits the 1 words of the list; take more of them \(--num-wo"):
+        run.start(config, trained, overwrite=True, quiet=True)
+    assert checkpoint.steps(trained) == kept
 
 
 def test_a_part_of_tweets_is_held_out(tmp_path):
@@ -253,7 +270,7 @@ def test_eval_shows_boards(trained, tmp_path, capsys):
     assert main(["eval", str(trained), "--episodes", "3", "--html", str(page)]) == 0
     told = capsys.readouterr().out
     assert "over 3 games" in told
-    assert "\nlearned from games of players by rule, 60% of their guesses careless\n" in told
+    assert f"\nlearned from {GAMES}\n" in told
     assert "\x1b[" not in told  # nobody looks at a pipe
     assert page.read_text().count("<figure>") == 3
     assert main(["eval", str(trained), "--episodes", "3", "--json", "--beta", "0"]) == 0
@@ -262,7 +279,7 @@ def test_eval_shows_boards(trained, tmp_path, capsys):
     assert found["inverse_temperature"] == 0
     assert found["mean_return"] == np.mean([game["return"] for game in found["episodes"]])
     players = found["players"]
-    assert found["learned_from"]["games"] == "games of players by rule, 60% of their guesses careless"
+    assert found["learned_from"]["games"] == GAMES
     assert players["random"] < players["consistent"] < players["informed"] <= 0
 
 
@@ -277,8 +294,8 @@ def test_play_shows_what_it_thinks(trained, capsys):
         assert likely == sorted(likely, reverse=True)
     assert main(["play", str(trained), "Crane"]) == 0
     told = capsys.readouterr().out
-    assert "crane is not in the list of words it knows" in told
-    assert "word   chosen  policy" in told
+    assert f"crane is not among the 8 words it knows, such as {WORDS[0]}, {WORDS[2]}" in told
+    assert re.search(r"word +chosen +policy +Q\n", told)
 
 
 def test_thoughts_are_those_of_the_guess_that_was_made(trained):
@@ -302,6 +319,7 @@ def test_thoughts_are_those_of_the_guess_that_was_made(trained):
         (["play", "RUN", "crane", "--beta", "-1"], "--beta is -1.0; it must be a number of at least 0."),
         (["eval", "RUN", "--epsilon", "0.1"], "--epsilon is not for runs of `isqn train ilql`"),
         (["eval", "RUN", "--capture-video"], "--capture-video is not for runs of `isqn train ilql`"),
+        (["eval", "RUN", "--html", "."], "--html . is a folder; give a file, such as boards.html."),
         (["eval", "RUN", "--acting-rule", "mean"], "must be one of greedy, sample for ilql"),
         (["probe", "RUN"], "`isqn probe` is not for iS-ILQL K=2, which writes words; see `isqn eval` and `isqn play`."),
         (["train", "ilql", "--scheme", "target-free", "--averaged-heads", "all"], "--averaged-heads has no effect"),

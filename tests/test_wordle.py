@@ -160,6 +160,14 @@ def test_a_word_that_is_drawn_anew_at_each_guess_is_the_same_in_law(patterns):
     assert returns.mean() == pytest.approx(mean_return(wordle_players.consistent, patterns), abs=0.08)
 
 
+@pytest.mark.parametrize("action", [-1, 35, 2.5])
+def test_what_is_no_token_is_refused(action):
+    env = gym.make("isqn/Wordle-v0").unwrapped
+    env.reset(seed=0)
+    with pytest.raises(UserError, match=r"is no token; it must be a whole number from 0 to 34\."):
+        env.step(action)
+
+
 def test_both_players_of_a_game_tell_the_same(patterns):
     """Games of words and games of tokens: the same rewards for the same guesses."""
     words, rng = encode(find_words("common")), np.random.default_rng(1)

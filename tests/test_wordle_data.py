@@ -75,21 +75,35 @@ def test_bad_rows_are_counted(tmp_path):
     file.write_text("name,age\nann,4\n")
     with pytest.raises(UserError, match=r"holds no game of Wordle: wordle_id, .* belong there"):
         read_tweets(file)
-    file.write_bytes(b"\xff\xfe")
-    with pytest.raises(UserError, match="cannot be read as tweets"):
-        read_tweets(file)
+    with pytest.raises(UserError, match=r"cannot be read as tweets \(Is a directory\)"):
+        read_tweets(tmp_path)
+
+
+def test_a_tweet_that_is_no_text_spoils_no_other(tmp_path):
+    """Nor does the mark that some programs begin a file with."""
+    file = tmp_path / "tweets.csv"
+    write_tweets(file, simulate(2, 0, WORDS, People()))
+    file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes() + b"210,1,d,u,\xff\xfe\xee\n")
+    assert read_tweets(file).summary() == "2 games; skipped: 1 without a grid"
 
 
 def test_the_published_file(tmp_path):
     file = tmp_path / "games.json"
     games = [["panic", ["<b><y><g><b><b>", "<g><g><g><g><g>"]], ["panic", ["<b>"]]]
+    games += ["x", None, [5, None], ["panic"], ["panic", [5]], ["panic", []], ["panic", 3]]
     file.write_text(json.dumps({"games": games, "transitions": {}}))
     found = read_published(file)
     assert found.rows.tolist() == [[code_of("bygbb"), 0, -1, -1, -1, -1]]
-    assert found.summary() == "1 games; skipped: 1 that are no grid"
-    for wrong in (b"[]", b'{"games": [["panic", 3]]}', b"\xff\xfe"):
+    assert found.summary() == "1 game; skipped: 8 that are no grid"
+    for wrong, why in (
+        (b"[]", "there must be `games`, a list, in it"),
+        (b'{"games": 3}', "there must be `games`, a list, in it"),
+        (b'{"games": [', "it is no JSON .*line 1 column 12"),
+        (b"\xff\xfe\xee", "it is no JSON"),
+        (b"[" * 200_000, "it is no JSON"),
+    ):
         file.write_bytes(wrong)
-        with pytest.raises(UserError, match="cannot be read as games"):
+        with pytest.raises(UserError, match=f"cannot be read as games: {why}"):
             read_published(file)
 
 

@@ -56,7 +56,7 @@ class UsageError(UserError):
 
 @dataclass(frozen=True)
 class Train:
-    """Train a run, or several seeds of it in one program.
+    """Train a run, or, in environments that are written in JAX, several seeds of it in one program.
 
     `isqn train dqn` learns with a replay, `isqn train stream-q` without one, `isqn train sac`
     where actions are continuous, `isqn train cql` from a dataset, `isqn train ilql` to write
@@ -305,11 +305,14 @@ def _evaluate_words(args: Eval) -> int:
     from isqn.report.boards import page
     from isqn.train import language, record, run
 
-    for name, given in (("--epsilon", args.epsilon is not None), ("--capture-video", args.capture_video)):
+    for name, given, instead in (
+        ("--epsilon", args.epsilon is not None, "--acting-rule sample varies what is written"),
+        ("--capture-video", args.capture_video, "--html keeps the boards"),
+    ):
         if given:
-            raise UserError(
-                f"{name} is not for runs of `isqn train ilql`; --acting-rule sample varies what is written."
-            )
+            raise UserError(f"{name} is not for runs of `isqn train ilql`; {instead}.")
+    if args.html and args.html.is_dir():
+        raise UserError(f"--html {args.html} is a folder; give a file, such as {args.html / 'boards.html'}.")
     config, state, step = run.load_writer(args.run_dir, args.which, args.acting_rule, args.beta)
     words = language.words_of(config)
     hidden = language.hidden_words(words, args.episodes, args.seed)
@@ -398,21 +401,32 @@ def play(argv: list[str]) -> int:
     from isqn.train import language, run
 
     config, state, step = run.load_writer(args.run_dir, args.which, args.acting_rule, args.beta)
+    words = language.words_of(config)
     games, turns = language.explain(config, state, word, args.top, args.seed)
     if args.json:
         rows = [{**turn._asdict(), "thoughts": [thought._asdict() for thought in turn.thoughts]} for turn in turns]
         print(
             json.dumps(
-                {"label": config.label, "step": step, "word": word, "solved": bool(games.solved[0]), "turns": rows}
+                {
+                    "label": config.label,
+                    "step": step,
+                    "inverse_temperature": config.inverse_temperature,
+                    "acting_rule": config.acting_rule,
+                    "word": word,
+                    "listed": word in words,
+                    "solved": bool(games.solved[0]),
+                    "turns": rows,
+                }
             )
         )
         return 0
-    known = "" if word in language.words_of(config) else f"; {word} is not in the list of words it knows"
+    some = ", ".join(words[:: -(-len(words) // 4)])
+    known = "" if word in words else f"; {word} is not among the {len(words)} words it knows, such as {some}"
     print(f"{config.label} at step {step:,}, beta {config.inverse_temperature:g}{known}")
     for number, turn in enumerate(turns, start=1):
         print(f"\n{number}. {row(turn.guess, turn.told, colour=_in_colour())}   V {turn.value:.2f}")
         shown: list[tuple[str, ...]] = [
-            (t.word, f"{t.chosen:.1%}", f"{t.cloned:.1%}", f"{t.value:.2f}") for t in turn.thoughts
+            (t.word, f"{100 * t.chosen:.2g} %", f"{100 * t.cloned:.2g} %", f"{t.value:.2f}") for t in turn.thoughts
         ]
         print(*(f"   {line}" for line in _table(("word", "chosen", "policy", "Q"), shown)), sep="\n")
     print(f"\n{word}: found with guess {len(turns)}" if games.solved[0] else f"\n{word}: not found")
@@ -879,6 +893,7 @@ def cost(argv: list[str]) -> int:
         one = config.replace(scheme=scheme, num_bellman_iterations=k)
         found = size(one, spec)
         row = {"label": one.label, **found._asdict(), f"flops_per_{work}": flops(one, spec)}
+        row["kept_parameters"] = found.kept_parameters
         row["saved_share"] = 1 - found.kept_parameters / with_copy.kept_parameters
         row["saved_share_of_critic"] = 1 - found.kept_critic / with_copy.kept_critic
         row["replay_bytes"] = replay_memory(one, spec).total
@@ -897,12 +912,21 @@ def cost(argv: list[str]) -> int:
     decimals = 1 if rows[0]["total_bytes"] > 1e6 else 3
     saved = {"saved": "saved_share"} | ({"of the critic": "saved_share_of_critic"} if config.is_actor_critic else {})
     lines = _table(
-        ("scheme", "parameters", "copied", *saved, f"MFLOP/{work}", *(f"{names.get(part, part)} MB" for part in shown)),
+        (
+            "scheme",
+            "parameters",
+            "copied",
+            "kept in all",
+            *saved,
+            f"MFLOP/{work}",
+            *(f"{names.get(part, part)} MB" for part in shown),
+        ),
         [
             (
                 row["label"],
                 f"{row['parameters']:,}",
                 f"{row['copied_parameters']:,}",
+                f"{row['kept_parameters']:,}",
                 *(f"{row[share]:.1%}" for share in saved.values()),
                 f"{row[f'flops_per_{work}'] / 1e6:,.1f}",
                 *(f"{row[f'{part}_bytes'] / 1e6:,.{decimals}f}" for part in shown),

@@ -45,7 +45,7 @@ class Grids(NamedTuple):
 
     def summary(self) -> str:
         bad = ", ".join(f"{count:,} {why}" for why, count in self.skipped.most_common())
-        return f"{len(self.rows):,} games" + (f"; skipped: {bad}" if bad else "")
+        return f"{len(self.rows):,} game{'s' * (len(self.rows) != 1)}" + (f"; skipped: {bad}" if bad else "")
 
 
 def code_of(row: str) -> int:
@@ -74,7 +74,8 @@ def read_tweets(path: Path) -> Grids:
     """Of a file of comma-separated values with tweets; those that hold no game are counted."""
     found, skipped = list[tuple[int, list[str]]](), Counter[str]()
     try:
-        with path.open(encoding="utf-8", newline="") as file:
+        # one tweet that is no text does not spoil the rest
+        with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
             for number, record in enumerate(csv.reader(file)):
                 if record[:1] == [COLUMNS[0]]:
                     continue
@@ -88,38 +89,50 @@ def read_tweets(path: Path) -> Grids:
                     skipped["without a grid"] += 1
                 else:
                     found.append((number, grid))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"{path} cannot be read as tweets ({error}).") from None
+    except OSError as error:
+        raise UserError(f"--data-path {path} cannot be read as tweets ({error.strerror}).") from None
+    except csv.Error as error:
+        raise UserError(f"--data-path {path} cannot be read as tweets ({error}).") from None
     columns = f"{', '.join(COLUMNS)} belong there, with a grid of squares in the last"
     return _grids(path, found, skipped, columns)
 
 
 def read_published(path: Path) -> Grids:
-    """The file that ILQL publishes: `games`, each a word and the colours of its rows, such as <b><y><g><b><b>."""
+    """The file that ILQL publishes: `games`, each a word and the colours of its rows, such as <b><y><g><b><b>.
+
+    Neither the word is read nor `transitions`: words are drawn, and what fits is worked out here.
+    """
     try:
-        games = json.loads(path.read_text(encoding="utf-8"))["games"]
-        grids = [[row.replace("<", "").replace(">", "") for row in grid] for _, grid in games]
+        found = json.loads(path.read_bytes())
     except OSError as error:
-        raise UserError(f"{path} cannot be read as games ({error.strerror}).") from None
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise UserError(f"{path} cannot be read as games: it must hold `games`, a list of [word, [colours]].") from None
-    good = [(n, grid) for n, grid in enumerate(grids) if 1 <= len(grid) <= TRIES and all(map(_is_row, grid))]
-    skipped = Counter({"that are no grid": len(grids) - len(good)})
+        raise UserError(f"--data-path {path} cannot be read as games ({error.strerror}).") from None
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"--data-path {path} cannot be read as games: it is no JSON ({error}).") from None
+    games = found.get("games") if isinstance(found, dict) else None
+    if not isinstance(games, list):
+        raise UserError(f"--data-path {path} cannot be read as games: there must be `games`, a list, in it.")
+    good = [(number, grid) for number, game in enumerate(games) if (grid := _published_grid(game))]
+    skipped = Counter({"that are no grid": len(games) - len(good)})
     return _grids(path, good, skipped, "games have one to six rows of five colours")
 
 
 def _grids(path: Path, found: list[tuple[int, list[str]]], skipped: Counter[str], expected: str) -> Grids:
     """Of those that end with the word, if they find it."""
     good = [(number, grid) for number, grid in found if "ggggg" not in grid[:-1]]
-    skipped["that go on behind the word"] += len(found) - len(good)
+    skipped["with rows behind the word"] += len(found) - len(good)
     if not good:
-        raise UserError(f"{path} holds no game of Wordle: {expected}.")
+        raise UserError(f"--data-path {path} holds no game of Wordle: {expected}.")
     rows = _padded([[code_of(row) for row in grid] for _, grid in good])
     return Grids(rows, +skipped, np.array([number for number, _ in good]))
 
 
-def _is_row(row: str) -> bool:
-    return len(row) == LETTERS and set(row) <= set(COLOURS)
+def _published_grid(game: Any) -> list[str]:
+    """Of a word and the colours of its rows; empty if it is none."""
+    match game:
+        case [_, [*rows]] if 1 <= len(rows) <= TRIES and all(isinstance(row, str) for row in rows):
+            grid = [row.replace("<", "").replace(">", "") for row in rows]
+            return grid if all(len(row) == LETTERS and set(row) <= set(COLOURS) for row in grid) else []
+    return []
 
 
 def _padded(rows: list[list[int]]) -> Array:
@@ -237,7 +250,8 @@ def retrofit(grids: Array, fitting: Fitting, count: int, rng: np.random.Generato
         tries += 1
         if tries > 1_000 and have < tries:
             raise UserError(
-                f"Hardly any game fits the {len(fitting.words)} words of the list; take a longer --word-list."
+                f"Hardly any game fits the {len(fitting.words)} words of the list; take more of them (--num-words), or "
+                "another list (--word-list)."
             )
         chosen = grids[rng.integers(len(grids), size=8_192)]
         hidden, guesses, fits = fitting.draw(chosen, rng)
@@ -259,7 +273,7 @@ def to_tokens(games: Trajectories, words: Array, *, official: bool = False) -> T
 # -- what is learned from
 
 HELD_OUT = 0.05  # of the games of a file that says nothing about it
-SUBSTITUTE = "simulated, in place of the tweets that ILQL learned from"
+SUBSTITUTE = "in place of the tweets that ILQL learned from"
 
 
 @dataclass(frozen=True)
@@ -297,7 +311,7 @@ def of_players(words: list[str], careless_share: float, *, official: bool = Fals
         hidden = rng.integers(len(words), size=count)
         return play(player, patterns, hidden, rng)
 
-    about = f"games of players by rule, {careless_share:.0%} of their guesses careless"
+    about = f"games of players by rule, {careless_share:.0%} of their guesses careless, {SUBSTITUTE}"
     return Source(words, official, draw, "players", about, _digest(words, official, careless_share))
 
 
@@ -310,6 +324,8 @@ def of_file(path: Path, words: list[str], *, official: bool = False, about: str 
     def draw(count: int, rng: np.random.Generator, of_held_out: bool) -> Trajectories:
         return retrofit(grids.rows[held_out if of_held_out else learned], fitting, count, rng)
 
+    for part in (False, True):
+        draw(1, host_generator(0, "fits"), part)  # what cannot be drawn from is refused before a run is made of it
     digest = _digest(words, official, grids.rows.tolist(), learned.tolist(), held_out.tolist())
     return Source(words, official, draw, str(path), about or f"{path.name}: {grids.summary()}", digest)
 
@@ -347,7 +363,7 @@ def of_people(count: int, words: list[str], *, official: bool = False) -> Source
         with TemporaryDirectory(dir=path.parent) as own:  # several runs may begin at once
             write_tweets(Path(own) / path.name, simulate(count, 0, vocabulary, people, counts))
             os.replace(Path(own) / path.name, path)
-    about = f"{count:,} games of people who know {len(vocabulary):,} words, {SUBSTITUTE}"
+    about = f"{count:,} games of people who know {len(vocabulary):,} words, simulated, {SUBSTITUTE}"
     return of_file(path, words, official=official, about=about)
 
 

@@ -199,6 +199,8 @@ class WordleEnvironment(gym.Env):
         return self.games.tokens[0].copy(), {}
 
     def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        if not self.action_space.contains(action):
+            raise UserError(f"The action {action!r} is no token; it must be a whole number from 0 to {NUM_TOKENS - 1}.")
         reward = self.games.step(np.array([action]))
         over = bool(self.games.over[0])
         info = {"word": decode(self.games.words[0]), "solved": bool(self.games.solved[0])} if over else {}

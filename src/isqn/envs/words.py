@@ -48,7 +48,11 @@ def read_words(path: Path) -> list[str]:
     try:
         lines = path.read_text().split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"The list of words {path} cannot be read ({error}).") from None
+        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise UserError(
+            f"The list of words {path} cannot be read ({why}); --word-list is a file, or one of common, answers, "
+            "answers-200 and guesses."
+        ) from None
     words = [line.strip().lower() for line in lines]
     words = [word for word in dict.fromkeys(words) if len(word) == 5 and word.isascii() and word.isalpha()]
     if not words:
@@ -96,7 +100,7 @@ def find_words(name: str, count: int = 0, seed: int = 0) -> list[str]:
     else:
         words = packaged_words(name) if name in PACKAGED else read_words(Path(name))
     if count > len(words):
-        raise UserError(f"The list of words {name} has {len(words)}; {count} were asked for.")
+        raise UserError(f"The list of words {name} has {len(words)}; {count} were asked for by --num-words.")
     if not count:
         return words
     drawn = np.random.default_rng(seed).choice(len(words), count, replace=False)

@@ -690,8 +690,14 @@ NEEDS: dict[str, tuple[Callable[[Config], bool], str]] = {
         "a --scheme of several heads",
     ),
     "players": (lambda config: not config.data_path, "no --data-path"),
-    "num_people": (lambda config: not config.data_path and config.players == "people", "--players people"),
-    "careless_share": (lambda config: not config.data_path and config.players == "mixture", "--players mixture"),
+    "num_people": (
+        lambda config: not config.data_path and config.players == "people",
+        "--players people, and no --data-path",
+    ),
+    "careless_share": (
+        lambda config: not config.data_path and config.players == "mixture",
+        "--players mixture, and no --data-path",
+    ),
     "word_seed": (lambda config: config.num_words > 0, "--num-words above 0"),
     "meta_learning_rate": (lambda config: config.meta_gradient != "none", "--meta-gradient adam or sgd"),
 }

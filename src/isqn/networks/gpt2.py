@@ -152,25 +152,35 @@ def load_weights(path: Path, params: Params) -> Params:
 
     Embeddings of tokens stay as they are if the vocabulary is another one, and of the positions the first are taken.
     """
+    if path.is_dir():
+        raise UserError(f"--gpt2-weights {path} is a folder; give the file of safetensors in it.")
     try:
         theirs = {name.removeprefix("transformer."): array for name, array in load_file(path).items()}
     except (OSError, SafetensorError) as error:
-        raise UserError(f"{path} cannot be read as weights of GPT-2 ({error}).") from None
+        raise UserError(f"--gpt2-weights {path} cannot be read as weights of GPT-2 ({error}).") from None
     layers = params["layers"]["norm_1"]["scale"].shape[0]
+    has = len({name.split(".")[1] for name in theirs if name.startswith("h.")})
+    if has != layers:
+        raise UserError(f"--gpt2-weights {path} has {has} layers; --num-layers is {layers}.")
 
     def taken(ours: Any, mine: Array) -> Array:
         name = ".".join(part.key for part in ours).removeprefix("layers.")
         inside = name in _INSIDE
         names = [f"h.{layer}.{_INSIDE[name]}" for layer in range(layers)] if inside else [_OUTSIDE[name]]
         if missing := [n for n in names if n not in theirs]:
-            raise UserError(f"{path} has no weights {missing[0]}; those of GPT-2 with {layers} layers are asked for.")
+            raise UserError(f"--gpt2-weights {path} has no {missing[0]}, which GPT-2 has.")
         found = np.stack([theirs[n] for n in names]) if inside else theirs[names[0]]
         if name == "tokens" and found.shape != mine.shape:
             return mine
         if name == "positions":
             found = found[: len(mine)]
         if found.shape != mine.shape:
-            raise UserError(f"{path}: {names[0]} is {found.shape[inside:]}, and {mine.shape[inside:]} is asked for.")
+            raise UserError(
+                f"--gpt2-weights {path}: {names[0]} is {found.shape[inside:]}, and {mine.shape[inside:]} is asked for "
+                "(--model-width, --num-positions)."
+            )
+        if not np.isfinite(found).all():
+            raise UserError(f"--gpt2-weights {path}: not all of {names[0]} are finite numbers.")
         return jnp.asarray(found, mine.dtype)
 
     return jax.tree_util.tree_map_with_path(taken, params)

@@ -203,6 +203,7 @@ def train(
     restored = _restore(run_dirs, jax.eval_shape(loop.init, seeds), totals, replay)
     if restored:
         state, totals, counts, saved_files, lengths = restored
+        progress.say(f"goes on after {counts[0].step:,} steps")
     else:
         state = loop.init(seeds)
         counts, saved_files = [Counters() for _ in run_dirs], [[] for _ in run_dirs]

@@ -135,6 +135,7 @@ def train(
     restored = _restore(run_dir, state, totals, make_replay, recorded)
     if restored:
         state, totals, replay, count, history, lengths, last_frame = restored
+        progress.say(f"goes on after {count.step:,} steps")
         frame = _simulate(env, seed, count.episode, history)
         if not np.array_equal(frame, last_frame):
             raise UserError(

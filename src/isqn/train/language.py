@@ -30,7 +30,7 @@ from isqn.envs.wordle import (
     table,
 )
 from isqn.envs.words import find_words
-from isqn.experiments.config import Config, flag
+from isqn.experiments.config import Config, flag, nearest_path, read_toml
 from isqn.keys import device_key, host_generator
 from isqn.networks.gpt2 import load_weights
 from isqn.train import checkpoint, parallel
@@ -71,17 +71,26 @@ def prepared(config: Config, state: AgentState) -> AgentState:
     if config.gpt2_weights:
         state = _with_weights(Path(config.gpt2_weights), state)
     if config.policy_checkpoint:
-        policy = _policy_of(Path(config.policy_checkpoint), state.policy)
+        policy = _policy_of(Path(config.policy_checkpoint), config, state.policy)
         state = state._replace(policy=jax.tree.map(jnp.asarray, policy))
     return state
 
 
-def _policy_of(run_dir: Path, shapes: Params) -> Params:
+def _policy_of(run_dir: Path, config: Config, shapes: Params) -> Params:
+    named = f"{flag('policy_checkpoint')} {run_dir}"
+    if not (run_dir / "config.toml").is_file():
+        raise UserError(f"{named} is no folder of a run{nearest_path(run_dir) or '.'}")
+    theirs = read_toml(run_dir / "config.toml")
+    if not theirs.writes:
+        raise UserError(f"{named} is a run of `isqn train {theirs.agent}`; it must be one of `isqn train ilql`.")
+    for name in ("num_layers", "model_width", "attention_heads", "num_positions"):
+        if getattr(theirs, name) != getattr(config, name):
+            raise UserError(f"{flag(name)} of {named} is {getattr(theirs, name)}, and {getattr(config, name)} here.")
     for step, arrays, _ in checkpoint.newest_good(run_dir):
         mine = {name: array for name, array in arrays.items() if name.startswith("agent.policy")}
         where = checkpoint.folder_of(run_dir, step)
         return checkpoint.unflatten({"agent": {"policy": shapes}}, mine, where)["agent"]["policy"]  # type: ignore[no-any-return]
-    raise UserError(f"{flag('policy_checkpoint')} {run_dir} has no checkpoint that can be read.")
+    raise UserError(f"{named} has no checkpoint that can be read.")
 
 
 def _with_weights(path: Path, state: AgentState) -> AgentState:

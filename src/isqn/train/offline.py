@@ -121,6 +121,7 @@ def train(
     restored = _restore(run_dir, dataset, state, totals)
     if restored:
         state, totals, count, lengths = restored
+        progress.say(f"goes on after {count.updates:,} updates")
     else:
         state = prepare(state)
     here, keeps = parallel.here, parallel.is_first()

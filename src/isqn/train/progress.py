@@ -70,6 +70,9 @@ def duration(seconds: float) -> str:
     return " ".join(parts[:2])
 
 
+SETTLED_SECONDS = 10
+
+
 @dataclass
 class Progress:
     """Call `show` as often as you like: it draws twice a second."""
@@ -87,17 +90,26 @@ class Progress:
         if not (self.enabled and sys.stderr.isatty()) or now - self._drawn < 0.5:
             return
         self._drawn = now
-        rate = (step - self._first_step) / max(now - self._started, 1e-9)
-        left = duration((self.total_steps - step) / rate) if rate > 0 and step < self.total_steps else "a moment"
+        rate = self._rate(step)
         parts = [
             f"{step:,}/{self.total_steps:,} steps",
-            f"{rate:,.0f} steps/s",
+            f"{rate:,.0f} steps/s" if rate else "",
             f"return {last_return:.1f}" if last_return is not None else "",
             f"loss {loss:.3g}" if loss is not None else "",
             f"{memory_mb():,.0f} MB",
-            f"{left} left",
+            self.left(step),
         ]
         _write("\r\x1b[K" + " · ".join(filter(None, parts)))
+
+    def left(self, step: int) -> str:
+        """How long it will take to the end; nothing if that is not known yet, or there."""
+        rate = self._rate(step)
+        return f"{duration((self.total_steps - step) / rate)} left" if rate and step < self.total_steps else ""
+
+    def _rate(self, step: int) -> float:
+        """Steps per second. In its first seconds steps are asked for that the device has not taken yet."""
+        seconds = time.monotonic() - self._started
+        return (step - (self._first_step or 0)) / seconds if seconds > SETTLED_SECONDS else 0.0
 
     def say(self, sentence: str) -> None:
         if self.enabled:

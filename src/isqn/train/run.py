@@ -360,7 +360,7 @@ def _train_on_host(
         config, run_dir, agent, env, make_replay, functions=functions, should_stop=should_stop, progress=progress
     )
     for epoch in epochs:
-        progress.say(_epoch_line(config, [epoch]))
+        progress.say(_epoch_line(config, [epoch], progress))
     finish()
 
 
@@ -373,7 +373,7 @@ def _train_compiled(config: Config, folders: list[Path], progress: Progress, sho
     agent = make_agent(config, env.spec)
     finish = _begin_summaries(config, folders, env.spec)
     for epochs in compiled.train(config, folders, agent, env, replay, should_stop=should_stop, progress=progress):
-        progress.say(_epoch_line(config, epochs))
+        progress.say(_epoch_line(config, epochs, progress))
     finish()
 
 
@@ -381,7 +381,8 @@ def _train_offline(
     config: Config, run_dir: Path, env: Environment | None, progress: Progress, should_stop: Callable[[], bool]
 ) -> None:
     dataset: Any = language.open_source(config) if config.writes else open_dataset(config)
-    progress.say(f"{config.label} on {dataset.folder}: {dataset.describe()}; seed {config.seed}")
+    where = config.env_id if config.writes else dataset.folder
+    progress.say(f"{config.label} on {where}: {dataset.describe()}; seed {config.seed}")
     progress.say(_memory_line(config, dataset.spec))
     agent = make_agent(config, dataset.spec)
     more: dict[str, Any] = {"should_stop": should_stop, "progress": progress}
@@ -393,7 +394,7 @@ def _train_offline(
     with playing as evaluate:
         finish = _begin_summaries(config, [run_dir], dataset.spec, learned_from=dataset.origin())
         for epoch in offline.train(config, run_dir, agent, dataset, evaluate, **more):
-            progress.say(_epoch_line(config, [epoch]))
+            progress.say(_epoch_line(config, [epoch], progress))
         finish()
 
 
@@ -558,14 +559,14 @@ def _begin_summaries(config: Config, folders: list[Path], spec: EnvSpec, **more:
     return finish
 
 
-def _epoch_line(config: Config, epochs: list[Epoch]) -> str:
+def _epoch_line(config: Config, epochs: list[Epoch], progress: Progress) -> str:
+    # offline they are counted from the one before the first update
+    number, last = (epochs[0].epoch + (not config.is_offline), config.num_epochs - config.is_offline)
     returns = ", ".join(f"{epoch.mean_return:.2f}" for epoch in epochs)
     games = count(sum(len(epoch.returns) for epoch in epochs), "episode")
-    if config.is_offline and not config.evaluation_steps:
-        return f"epoch {epochs[0].epoch}/{config.num_epochs - 1}, {memory_mb():,.0f} MB"
-    if config.is_offline:  # counted from the one before the first update
-        return f"epoch {epochs[0].epoch}/{config.num_epochs - 1}: return {returns} ({games}), {memory_mb():,.0f} MB"
-    return f"epoch {epochs[0].epoch + 1}/{config.num_epochs}: return {returns} ({games}), {memory_mb():,.0f} MB"
+    played = "" if config.is_offline and not config.evaluation_steps else f": return {returns} ({games})"
+    left = progress.left(epochs[0].step)
+    return f"epoch {number}/{last}{played}, {memory_mb():,.0f} MB" + (f", {left}" if left else "")
 
 
 @contextmanager
