@@ -498,6 +498,19 @@ def test_memory_is_what_limits_leave(monkeypatch, tmp_path):
     assert progress.free_memory() == 6_000  # 8,000 without the 2,000 that are in use
 
 
+def test_time_that_is_left(monkeypatch):
+    """A run of 1,000 steps goes on at 200: what was before says nothing about its speed, nor do its first seconds."""
+    clock = 100.0
+    monkeypatch.setattr(progress.time, "monotonic", lambda: clock)
+    shown = progress.Progress(1_000)
+    shown.show(200, None, None)
+    clock = 105.0
+    assert shown.left(300) == ""
+    clock = 120.0
+    assert shown.left(300) == "2 min 20 s left"  # 100 steps in 20 s, 700 to go
+    assert shown.left(1_000) == ""
+
+
 def test_an_unexpected_failure_is_one_line(monkeypatch, capsys, tmp_path):
     def fail(*args, **kwargs):
         raise ZeroDivisionError("in the middle\nof a long story")
