@@ -521,26 +521,32 @@ def conversion(rounds: int) -> dict[str, Any]:
 
 
 def language_ratios(rounds: int) -> dict[str, Any]:
-    """Of GPT-2 with 4 layers, 256 wide. A pass through two of three torsos is 2/3. Gradients take two passes more, of
-    the values and of the policy, whatever the scheme: a target network adds one pass to 3, or to 6 with the policy."""
+    """Of GPT-2 with 4 layers, 256 wide, and of GPT-2 small. A pass through two of three torsos is 2/3. Gradients take
+    two passes more, of the values and of the policy, whatever the scheme: a target network adds one pass to 3, or to 6
+    with the policy, and its own refresh."""
+    config = preset_config("wordle").replace(batch_size=8, micro_batch_size=0)
     sizes = {"num_layers": 4, "model_width": 256, "attention_heads": 4, "head_hidden_size": 512, "num_positions": 74}
-    config = preset_config("wordle").replace(**sizes, batch_size=8, micro_batch_size=0)
-    games = of_players(find_words("common"), 0.5).sample(config.batch_size, np.random.default_rng(0))
-    calls: dict[str, Callable[[], Any]] = {}
-    for name, scheme, k in (("TB", "target-based", 1), ("TF", "target-free", 1), ("iS", "iterated-shared", 9)):
-        one = config.replace(scheme=scheme, num_bellman_iterations=k)
-        calls[f"{name} pass"] = partial(jit(make_writer(one, SPEC).loss), jit(agents.make(one, SPEC).init)(0), games)
-        if name != "TF":
-            calls[f"{name} update"] = updates_of(
-                agents.make(one.replace(policy_checkpoint="taken from a run"), SPEC), games
-            )
-            calls[f"{name} joint"] = updates_of(agents.make(one, SPEC), games)
-    taken = interleaved(calls, rounds)
+    words = of_players(find_words("common"), 0.5)
+
+    def of(config: Config, name: str, part: str) -> Callable[[], Any]:
+        scheme, k = {"TB": ("target-based", 1), "TF": ("target-free", 1), "iS": ("iterated-shared", 9)}[name]
+        given = {"policy_checkpoint": "taken from a run"} if part == "values" else {}
+        config = config.replace(scheme=scheme, num_bellman_iterations=k, **given)
+        games, agent = words.sample(config.batch_size, np.random.default_rng(0)), agents.make(config, SPEC)
+        if part == "pass":
+            return partial(jit(make_writer(config, SPEC).loss), jit(agent.init)(0), games)
+        return updates_of(agent, games)
+
+    asked = [("TB", "pass"), ("TF", "pass"), ("iS", "pass")]
+    asked += [(name, part) for part in ("values", "both") for name in ("TB", "iS")]
+    taken = interleaved({" ".join(one): of(config.replace(**sizes), *one) for one in asked}, rounds)
+    small = interleaved({name: of(config.replace(batch_size=2), name, "values") for name in ("TB", "iS")}, rounds)
     return {
         "ILQL: passes, iS K=9 / TB (at most 0.75)": ratio(taken["iS pass"], taken["TB pass"]),
         "ILQL: passes, iS K=9 / TF": ratio(taken["iS pass"], taken["TF pass"]),
-        "ILQL: update of the values, iS K=9 / TB (at most 0.75)": ratio(taken["iS update"], taken["TB update"]),
-        "ILQL: update of values and policy, iS K=9 / TB": ratio(taken["iS joint"], taken["TB joint"]),
+        "ILQL: update of the values, iS K=9 / TB": ratio(taken["iS values"], taken["TB values"]),
+        "ILQL: update of values and policy, iS K=9 / TB": ratio(taken["iS both"], taken["TB both"]),
+        "ILQL with GPT-2 small: update of the values, iS K=9 / TB (at most 0.75)": ratio(small["iS"], small["TB"]),
     }
 
 

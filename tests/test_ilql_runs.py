@@ -372,14 +372,14 @@ def test_settings_that_cannot_be(changes, sentence):
 )
 def test_gpt2_small_starts_stops_and_goes_on_to_the_same_bits(scheme, k, tmp_path, monkeypatch):
     """All but the lengths and the batch is the preset's: dropout, micro-batches, simulated people, 236 words."""
-    few = {"batch_size": 2, "micro_batch_size": 1, "num_updates": 2, "epoch_updates": 1, "log_period_updates": 1}
+    few = {"batch_size": 2, "micro_batch_size": 1, "num_updates": 2, "epoch_updates": 2, "log_period_updates": 1}
     config = preset_config("wordle").replace(
         scheme=scheme, num_bellman_iterations=k, evaluation_games=2, num_people=2_000, **few
     )
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     run.start(config, tmp_path / "whole", quiet=True)
     with monkeypatch.context() as patch:
-        stop_after(patch, 0)
+        stop_after(patch, 12)  # it looks at each guess of the first evaluation, six by the values and six by the policy
         with pytest.raises(Interrupted):
             run.start(config, tmp_path / "stopped", quiet=True)
     assert checkpoint.steps(tmp_path / "stopped")[0] == 1
