@@ -377,6 +377,7 @@ def test_gpt2_small_starts_stops_and_goes_on_to_the_same_bits(scheme, k, tmp_pat
         scheme=scheme, num_bellman_iterations=k, evaluation_games=2, num_people=2_000, **few
     )
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(language, "HELD_OUT_GAMES", 4)
     run.start(config, tmp_path / "whole", quiet=True)
     with monkeypatch.context() as patch:
         stop_after(patch, 12)  # it looks at each guess of the first evaluation, six by the values and six by the policy

@@ -211,6 +211,8 @@ def evaluation(
     words = source.words
     writer, cloner = (compile_writer(one, should_stop) for one in (config, config.replace(inverse_temperature=0.0)))
     held_out = source.sample(HELD_OUT_GAMES, host_generator(config.seed, "held-out"), held_out=True)
+    starts = range(0, HELD_OUT_GAMES, AT_ONCE)
+    parts = [Tokens(*(column[first : first + AT_ONCE] for column in held_out)) for first in starts]
     real = np.asarray(steps_of(held_out, SPEC, config.discount)[1])
     # where a game was broken off, nobody knows what would have followed
     known = real & held_out.finished[:, None]
@@ -221,7 +223,7 @@ def evaluation(
         hidden = hidden_words(words, config.evaluation_games, seed)
         games = writer.play(state, hidden, seed)
         by_policy = cloner.play(state, hidden, seed) if config.inverse_temperature else games
-        error, v = map(np.asarray, writer.appraise(state, held_out))
+        error, v = map(np.concatenate, zip(*(writer.appraise(state, part) for part in parts), strict=True))
         measures = {
             "win_rate": float(games.solved.mean()),
             **shares(games, words),
