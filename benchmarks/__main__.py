@@ -544,7 +544,7 @@ def language_ratios(rounds: int) -> dict[str, Any]:
     return {
         "ILQL: passes, iS K=9 / TB (at most 0.75)": ratio(taken["iS pass"], taken["TB pass"]),
         "ILQL: passes, iS K=9 / TF": ratio(taken["iS pass"], taken["TF pass"]),
-        "ILQL: update of the values, iS K=9 / TB": ratio(taken["iS values"], taken["TB values"]),
+        "ILQL: update of the values, iS K=9 / TB (at most 0.75)": ratio(taken["iS values"], taken["TB values"]),
         "ILQL: update of values and policy, iS K=9 / TB": ratio(taken["iS both"], taken["TB both"]),
         "ILQL with GPT-2 small, batch 2: update of the values, iS K=9 / TB": ratio(small["iS"], small["TB"]),
     }
