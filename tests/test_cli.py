@@ -503,6 +503,9 @@ def test_time_that_is_left(monkeypatch):
     clock = 100.0
     monkeypatch.setattr(progress.time, "monotonic", lambda: clock)
     shown = progress.Progress(1_000)
+    clock = 150.0
+    assert shown.left(200) == ""  # it is evaluated before its first step
+    clock = 100.0
     shown.show(200, None, None)
     clock = 105.0
     assert shown.left(300) == ""

@@ -489,6 +489,10 @@ class Config:
         self._require("expectile_level", 0 < self.expectile_level < 1, "must be between 0 and 1")
         if self.target_scheme.num_copies:
             self._require("bellman_heads", self.bellman_heads == "A", "must be A with a target network: it has no V")
+        shared = self.scheme == "iterated-shared"
+        self._require(
+            "averaged_heads", self.averaged_heads == "learned" or shared, "must be learned, unless iterated-shared"
+        )
 
     def _require_own_settings(self) -> None:
         begun = {field.name: field.default for field in dataclasses.fields(self)} | AGENTS[self.agent]

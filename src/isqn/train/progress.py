@@ -109,7 +109,9 @@ class Progress:
     def _rate(self, step: int) -> float:
         """Steps per second. In its first seconds steps are asked for that the device has not taken yet."""
         seconds = time.monotonic() - self._started
-        return (step - (self._first_step or 0)) / seconds if seconds > SETTLED_SECONDS else 0.0
+        if self._first_step is None or seconds <= SETTLED_SECONDS:
+            return 0.0
+        return (step - self._first_step) / seconds
 
     def say(self, sentence: str) -> None:
         if self.enabled:
