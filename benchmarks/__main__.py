@@ -31,20 +31,20 @@ import numpy as np
 
 from isqn import agents
 from isqn.agents import q_learning
-from isqn.agents.ilql import make_writer
+from isqn.language.agent import make_writer
 from isqn.compiler import jit
 from isqn.data import dataset as dataset_module
 from isqn.data.convert import convert
 from isqn.data.dataset import About, Dataset, Writer
 from isqn.data.replay import Replay
 from isqn.data.sources import dopamine
-from isqn.data.wordle import of_players
+from isqn.language.data import of_players
 from isqn.envs.adapter import make_environment
-from isqn.envs.native import make_native
-from isqn.envs.wordle import SPEC
-from isqn.envs.words import find_words
+from isqn.envs.registry import make_native
+from isqn.language.game import SPEC
+from isqn.language.words import find_words
 from isqn.experiments.config import Config
-from isqn.experiments.presets import preset_config
+from isqn.presets import preset_config
 from isqn.train import checkpoint, compiled, host, offline, record, run
 from isqn.train.compiled import make_loop
 from isqn.train.loop import empty_totals, play

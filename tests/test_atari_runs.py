@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from isqn.envs.adapter import make_environment
-from isqn.experiments.presets import preset_config
+from isqn.presets import preset_config
 from isqn.train import checkpoint, record, run
 from isqn.types import Interrupted
 from test_resume import assert_same, final, stop_after

@@ -23,7 +23,7 @@ import pytest
 import isqn
 from isqn.cli import COMMANDS, main
 from isqn.experiments.config import Config, flag, others, read_toml
-from isqn.experiments.presets import PRESETS
+from isqn.presets import PRESETS
 from isqn.losses import LOSSES
 from isqn.schemes import SCHEMES
 from isqn.train import checkpoint, progress, record, run

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from isqn.agents import q_learning
 from isqn.data.device_replay import DeviceReplay, Rows
-from isqn.envs.native import make_native
+from isqn.envs.registry import make_native
 from isqn.experiments.config import Config
 from isqn.train import checkpoint, record, run
 from isqn.train.compiled import make_loop

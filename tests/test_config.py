@@ -24,7 +24,7 @@ from isqn.experiments.config import (
     read_toml,
     to_toml,
 )
-from isqn.experiments.presets import preset_config, presets_of
+from isqn.presets import preset_config, presets_of
 from isqn.losses import LOSSES
 from isqn.schemes import SCHEMES
 from isqn.types import UserError

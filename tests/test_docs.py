@@ -22,8 +22,8 @@ from isqn.analysis.probes import probe_columns
 from isqn.envs import wordle
 from isqn.envs.adapter import make_environment
 from isqn.experiments.config import AGENTS, Config, begin, to_toml
-from isqn.experiments.presets import PRESETS
-from isqn.experiments.study import read_study
+from isqn.presets import PRESETS
+from isqn.study.grid import read_study
 from isqn.losses import LOSSES
 from isqn.networks.torsos import TORSOS
 from isqn.schemes import SCHEMES

@@ -16,9 +16,9 @@ import pytest
 
 from isqn.cli import INTERRUPTED, main
 from isqn.experiments import drive, engines, worker
-from isqn.experiments.studies import find_study
-from isqn.experiments.study import Study, import_all, read_study
-from isqn.experiments.study import to_toml as study_toml
+from isqn.study.catalogue import find_study
+from isqn.study.grid import Study, import_all, read_study
+from isqn.study.grid import to_toml as study_toml
 from isqn.train import checkpoint, record, run
 from isqn.types import UserError
 
@@ -75,7 +75,7 @@ def workers_of(out: Path) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter(["cmdline"]):
         words = process.info["cmdline"] or []
-        if "isqn.experiments.worker" in words and any(word.startswith(str(out)) for word in words):
+        if "isqn.study.worker" in words and any(word.startswith(str(out)) for word in words):
             found.append(process)
     return found
 

@@ -281,7 +281,7 @@ def test_import_is_light():
     """Wish 19: importing starts no device, and loads no optional package."""
     code = (
         "import sys, isqn.envs.adapter, isqn.envs.native, isqn.envs.check\n"
-        "from isqn.envs.native import has_native\n"
+        "from isqn.envs.registry import has_native\n"
         "assert has_native('MinAtar/Breakout') and not has_native('ALE/Pong-v5')\n"
         "heavy = {'pgx', 'ale_py', 'cv2', 'minatar', 'flax', 'matplotlib'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"

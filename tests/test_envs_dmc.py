@@ -10,7 +10,7 @@ from isqn.envs import dmc
 from isqn.envs.adapter import list_environments, make_environment
 from isqn.envs.check import check_environment
 from isqn.envs.scores import DMC_HARD_7
-from isqn.experiments.presets import preset_config
+from isqn.presets import preset_config
 from isqn.train import run
 from isqn.train.loop import play as play_into
 from isqn.types import UserError

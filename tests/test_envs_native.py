@@ -12,7 +12,7 @@ import pytest
 
 from isqn.envs import classic, minatar, toy
 from isqn.envs.adapter import make_environment
-from isqn.envs.native import has_native, make_native
+from isqn.envs.registry import has_native, make_native
 
 KEY = jax.random.key(0)
 

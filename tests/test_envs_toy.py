@@ -13,7 +13,7 @@ from gymnasium.utils.env_checker import check_env
 
 from isqn.envs import toy
 from isqn.envs.adapter import make_environment
-from isqn.envs.native import make_native
+from isqn.envs.registry import make_native
 
 
 @pytest.mark.parametrize("discount", [0.5, 0.9, 0.99])

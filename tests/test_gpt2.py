@@ -9,7 +9,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from helpers import gpt2_weights
-from isqn.networks.gpt2 import GPT2, Size, empty_cache, load_weights
+from isqn.language.gpt2 import GPT2, Size, empty_cache, load_weights
 from isqn.types import UserError
 
 TINY = Size(vocabulary=11, positions=16, width=8, layers=3, heads=2, dropout=0.0)

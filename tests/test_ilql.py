@@ -10,17 +10,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import isqn.envs.wordle as wordle
+import isqn.language.game as wordle
 from helpers import TINY_WRITER, assert_trees_close
 from isqn import agents, losses
-from isqn.agents.ilql import make_writer, steps_of
-from isqn.data.wordle import Trajectories, of_players, to_tokens
-from isqn.envs.wordle import SPEC, encode
-from isqn.envs.words import find_words
-from isqn.experiments.presets import preset_config
-from isqn.networks.language import of_twins
+from isqn.language.agent import make_writer, steps_of
+from isqn.language.data import Trajectories, of_players, to_tokens
+from isqn.language.game import SPEC, encode
+from isqn.language.words import find_words
+from isqn.presets import preset_config
+from isqn.language.heads import of_twins
 from isqn.train import language
-from isqn.train.language import compile_writer, hidden_words, returns_to_go, shares
+from isqn.language.play import compile_writer, hidden_words, returns_to_go, shares
 from isqn.types import TokenValues, Transition
 
 WORDS = find_words("common", 8)

@@ -16,14 +16,14 @@ import isqn
 from helpers import TINY_WRITER, gpt2_weights
 from isqn.cli import main
 from isqn.data import wordle as wordle_data
-from isqn.data.wordle import code_of, of_file, of_people, of_players, write_tweets
-from isqn.envs.wordle import SPEC, encode
-from isqn.envs.words import find_words
+from isqn.language.data import code_of, of_file, of_people, of_players, write_tweets
+from isqn.language.game import SPEC, encode
+from isqn.language.words import find_words
 from isqn.experiments.config import WORD_LISTS, to_toml
-from isqn.experiments.presets import preset_config
-from isqn.experiments.study import read_study
+from isqn.presets import preset_config
+from isqn.study.grid import read_study
 from isqn.train import checkpoint, language, record, run
-from isqn.train.language import MEASURES, open_source, prepared
+from isqn.language.play import MEASURES, open_source, prepared
 from isqn.types import Interrupted, UserError
 from test_resume import assert_same, final, stop_after
 

@@ -42,7 +42,7 @@ def test_the_reader_sees_what_is_there():
     assert "isqn" in MODULES
     assert "isqn.networks" in MODULES
     assert "flax.linen" in imports("isqn.networks.torsos")
-    assert "isqn.train.run" in imports("isqn.experiments.worker")
+    assert "isqn.train.run" in imports("isqn.study.worker")
 
 
 @pytest.mark.parametrize("module", ["isqn.schemes", "isqn.losses", "isqn.types"])

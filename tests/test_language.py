@@ -8,11 +8,11 @@ import pytest
 
 from isqn import schemes
 from isqn.analysis import cost
-from isqn.envs.wordle import SPEC
-from isqn.experiments.presets import preset_config
+from isqn.language.game import SPEC
+from isqn.presets import preset_config
 from isqn.losses import expectile
-from isqn.networks.gpt2 import Size
-from isqn.networks.language import make_values
+from isqn.language.gpt2 import Size
+from isqn.language.heads import make_values
 
 
 @pytest.mark.parametrize(

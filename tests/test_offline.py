@@ -16,11 +16,11 @@ from helpers import ALL_SCHEMES, SMALL, random_batch
 from isqn.cli import main
 from isqn.data.dataset import About, Dataset, Writer, read_index
 from isqn.envs.adapter import make_environment
-from isqn.envs.native import make_native
+from isqn.envs.registry import make_native
 from isqn.experiments import drive, engines
 from isqn.experiments.config import AGENTS, Config
-from isqn.experiments.presets import preset_config
-from isqn.experiments.study import Study
+from isqn.presets import preset_config
+from isqn.study.grid import Study
 from isqn.losses import cloning
 from isqn.train import checkpoint, offline, record, run
 from isqn.train.evaluate import host_evaluation, native_evaluation

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from isqn.cli import main
-from isqn.experiments.engines import worst
-from isqn.experiments.worker import DONE, FAILED, INTERRUPTED
+from isqn.study.engines import worst
+from isqn.study.worker import DONE, FAILED, INTERRUPTED
 from isqn.train import checkpoint
 from isqn.train.parallel import join, process_variables
 from isqn.types import UserError

@@ -21,10 +21,10 @@ from isqn.envs import wordle
 from isqn.envs.adapter import make_environment
 from isqn.envs.atari import MACHADO2018, find_protocol
 from isqn.experiments.config import AGENTS, Config
-from isqn.experiments.presets import PRESETS, preset_config, preset_for, presets_of
+from isqn.presets import PRESETS, preset_config, preset_for, presets_of
 from isqn.networks import Network, make_critic, make_network
-from isqn.networks.gpt2 import Size
-from isqn.networks.language import make_values
+from isqn.language.gpt2 import Size
+from isqn.language.heads import make_values
 from isqn.networks.torsos import Activation, Style
 from isqn.schemes import SCHEMES
 from isqn.types import EnvSpec, UserError

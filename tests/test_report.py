@@ -17,9 +17,9 @@ from isqn.analysis.results import read_score_dict
 from isqn.analysis.stats import Interval
 from isqn.cli import main
 from isqn.experiments.config import AGENTS, Config, to_toml
-from isqn.experiments.studies import command, find_study
-from isqn.experiments.study import Cell, Study
-from isqn.experiments.study import to_toml as study_toml
+from isqn.study.catalogue import command, find_study
+from isqn.study.grid import Cell, Study
+from isqn.study.grid import to_toml as study_toml
 from isqn.report import figures, page, tables
 from isqn.report.build import Options, build, overview
 from isqn.report.charts import Chart, Figure, Report, Series, Table

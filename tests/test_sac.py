@@ -14,7 +14,7 @@ from isqn.agents import sac
 from isqn.agents.q_learning import make_optimizer
 from isqn.analysis.cost import size
 from isqn.experiments.config import begin
-from isqn.experiments.presets import preset_config
+from isqn.presets import preset_config
 from isqn.networks.layers import BatchRenorm
 from isqn.networks.simba import bounded, unit, unit_columns
 from isqn.types import EnvSpec, Transition, UserError, Values

@@ -12,8 +12,8 @@ import isqn
 from isqn.cli import main
 from isqn.envs.adapter import make_environment
 from isqn.experiments.config import begin
-from isqn.experiments.presets import preset_config
-from isqn.experiments.studies import find_study
+from isqn.presets import preset_config
+from isqn.study.catalogue import find_study
 from isqn.train import record, run
 from isqn.train.evaluate import evaluate
 from isqn.types import Interrupted, UserError

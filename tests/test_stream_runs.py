@@ -15,9 +15,9 @@ import isqn
 from isqn.analysis.cost import size
 from isqn.cli import main
 from isqn.envs.adapter import Environment, make_environment
-from isqn.envs.native import make_native
+from isqn.envs.registry import make_native
 from isqn.envs.toy import PROBLEMS, optimal_values
-from isqn.experiments.presets import preset_config
+from isqn.presets import preset_config
 from isqn.train import checkpoint, host, record, run
 from isqn.train.compiled import make_loop
 from isqn.train.doctor import examine

@@ -20,10 +20,10 @@ from isqn.cli import main
 from isqn.envs.scores import RANDOM_RETURNS, SCORES, game_of
 from isqn.experiments import drive
 from isqn.experiments.config import Config
-from isqn.experiments.presets import PRESETS, preset_config
-from isqn.experiments.studies import MINI, QUESTIONS, find_study
-from isqn.experiments.studies import PAPER as GRIDS
-from isqn.experiments.study import Cell, Study, read_study, slug, to_toml
+from isqn.presets import PRESETS, preset_config
+from isqn.study.catalogue import MINI, QUESTIONS, find_study
+from isqn.study.catalogue import PAPER as GRIDS
+from isqn.study.grid import Cell, Study, read_study, slug, to_toml
 from isqn.schemes import SCHEMES
 from isqn.types import UserError
 

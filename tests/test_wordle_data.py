@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from isqn.data.wordle import (
+from isqn.language.data import (
     Fitting,
     People,
     Trajectories,
@@ -22,8 +22,8 @@ from isqn.data.wordle import (
     to_tokens,
     write_tweets,
 )
-from isqn.envs.wordle import codes, colours, decode, encode, table
-from isqn.envs.words import find_words, word_counts
+from isqn.language.game import codes, colours, decode, encode, table
+from isqn.language.words import find_words, word_counts
 from isqn.types import UserError
 
 WORDS = find_words("common")

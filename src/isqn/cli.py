@@ -33,9 +33,9 @@ from isqn.experiments.config import (
     require_effect,
     slug,
 )
-from isqn.experiments.presets import PRESETS, preset_config, preset_for
-from isqn.experiments.study import import_for
-from isqn.experiments.worker import INTERRUPTED, SEEDS_PER_JOB
+from isqn.presets import PRESETS, preset_config, preset_for
+from isqn.study.grid import import_for
+from isqn.study.worker import INTERRUPTED, SEEDS_PER_JOB
 from isqn.losses import LOSSES
 from isqn.train.progress import count, duration, say
 from isqn.types import Interrupted, UserError
@@ -301,8 +301,8 @@ FEW_WORDS = 2_500  # of a longer list, a table of all colours takes minutes
 def _evaluate_words(args: Eval) -> int:
     """Games of Wordle, as boards."""
     from isqn.data.files import replace_text
-    from isqn.envs.wordle import board, decode, guesses_of
-    from isqn.report.boards import page
+    from isqn.language.game import board, decode, guesses_of
+    from isqn.language.boards import page
     from isqn.train import language, record, run
 
     for name, given, instead in (
@@ -391,7 +391,7 @@ class Play:
 
 def play(argv: list[str]) -> int:
     args = _parse(Play, argv, "isqn play")
-    from isqn.envs.wordle import require_word, row
+    from isqn.language.game import require_word, row
 
     word = require_word(args.word.lower())
     if args.top < 1:
@@ -678,8 +678,8 @@ class StudyOptions:
 def study(argv: list[str]) -> int:
     args = _parse(StudyOptions, argv, "isqn study")
     from isqn.experiments import drive, engines
-    from isqn.experiments.studies import find_study
-    from isqn.experiments.study import read_study, to_toml
+    from isqn.study.catalogue import find_study
+    from isqn.study.grid import read_study, to_toml
 
     if args.name.endswith(".toml"):
         if args.scale:
@@ -1020,7 +1020,7 @@ def _listing(what: str) -> list[dict[str, str]]:
             {"name": name, "description": preset.description, "agent": preset.agent} for name, preset in PRESETS.items()
         ]
     if what == "studies":
-        from isqn.experiments.studies import QUESTIONS
+        from isqn.study.catalogue import QUESTIONS
 
         return [{"name": name, "paper": paper, "question": question} for name, (question, paper) in QUESTIONS.items()]
     if what == "schemes":

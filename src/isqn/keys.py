@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from zlib import crc32
 
-import jax
 import numpy as np
+
+from isqn.lazy import jax
 
 
 def device_key(seed: jax.Array | int, name: str, *counts: jax.Array | int) -> jax.Array:

@@ -11,10 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from inspect import Parameter, signature
+from typing import NamedTuple
 
-import jax
-import jax.numpy as jnp
-
+from isqn.lazy import jax, jnp
 from isqn.types import Array, TokenValues, Transition, UserError, Values
 
 PairLoss = Callable[[Values, Values, Transition], Array]
@@ -100,23 +99,43 @@ def _error(online: Values, transition: Transition, next_value: Array) -> Array:
     return transition.reward + transition.discount * next_value - online.now[transition.action]
 
 
-LOSSES: dict[str, tuple[str, Callable[..., Array]]] = {
-    # flag -> the name in labels ("iS-Mellow K=9"), the loss
-    "dqn": ("DQN", dqn),
-    "huber": ("DQN-Huber", huber),
-    "double": ("DDQN", double_dqn),
-    "mellowmax": ("Mellow", mellowmax_dqn),
-    "munchausen": ("M-DQN", munchausen_dqn),
-    "cql": ("CQL", cql),
-    "cloning": ("BC", cloning),
-}
+class Loss(NamedTuple):
+    """A loss as it is registered."""
+
+    label: str  # its name in labels: "iS-Mellow K=9"
+    function: Callable[..., Array]
+    bootstraps: bool = True  # whether it has targets
+    settings: type | None = None  # part of a config with settings of its own
+
+
+LOSSES: dict[str, Loss] = {}
+
+
+def register_loss(
+    name: str, function: Callable[..., Array], label: str, *, bootstraps: bool = True, settings: type | None = None
+) -> None:
+    """Make a loss known as `--loss NAME`.
+
+    Its keyword-only arguments without a default are filled from the settings of the same name. `settings` is a part of
+    a config (a frozen dataclass that extends `isqn.config.parts.PairLoss`) with those that the package does not have.
+    """
+    LOSSES[name] = Loss(label, function, bootstraps, settings)
+
+
+register_loss("dqn", dqn, "DQN")
+register_loss("huber", huber, "DQN-Huber")
+register_loss("double", double_dqn, "DDQN")
+register_loss("mellowmax", mellowmax_dqn, "Mellow")
+register_loss("munchausen", munchausen_dqn, "M-DQN")
+register_loss("cql", cql, "CQL")
+register_loss("cloning", cloning, "BC", bootstraps=False)
 
 
 def make_loss(name: str, settings: object) -> PairLoss:
-    """The loss of that name."""
+    """Return the loss of that name, with its settings filled in."""
     if name not in LOSSES:
         raise UserError(f"--loss {name!r} is not known; choose one of {', '.join(LOSSES)}.")
-    return with_settings(LOSSES[name][1], settings)
+    return with_settings(LOSSES[name].function, settings)
 
 
 def with_settings(loss: Callable[..., Array], settings: object) -> Callable[..., Array]:

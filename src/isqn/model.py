@@ -16,11 +16,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from isqn.agents.q_learning import Agent, AgentState
+from isqn.agents.base import Agent, AgentState
 from isqn.data.files import DamagedFile
 from isqn.envs.adapter import Environment, make_environment
 from isqn.experiments.config import AGENTS, Config, begin, from_mapping, nearest, require_effect, to_toml
-from isqn.experiments.presets import preset_config, preset_for
+from isqn.presets import preset_config, preset_for
 from isqn.schemes import TargetScheme, k_of
 from isqn.train import checkpoint, record, run
 from isqn.train.evaluate import Episode, load_agent_state

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import jax
-import jax.numpy as jnp
-
+from isqn.lazy import jax, jnp
 from isqn.types import Array
 
 

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 import numpy as np
 
+from isqn.lazy import jax
 from isqn.types import Params, UserError
 
 
@@ -117,6 +117,11 @@ SCHEMES: dict[str, Callable[[int], TargetScheme]] = {
     "ensemble-shared": ensemble_shared,
     "iterated-target-based": iterated_target_based,
 }
+
+
+def register_scheme(name: str, make: Callable[[int], TargetScheme]) -> None:
+    """Make a scheme known as `--scheme NAME`; `make` takes the value of `--k`."""
+    SCHEMES[name] = make
 
 
 def make_scheme(name: str, k: int) -> TargetScheme:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import jax
 import numpy as np
 
-Array = jax.Array
+from isqn.lazy import jax
+
+if TYPE_CHECKING:
+    Array = jax.Array
+else:
+    Array = Any  # jax.Array, which would import JAX
 Params = dict[str, Any]
 Metrics = dict[str, Array]
 

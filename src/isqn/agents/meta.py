@@ -8,31 +8,27 @@ only (Xu et al. 2018), moves the logits. Through SGD this is the paper's closed 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
-import optax
-
+from isqn.lazy import jax, jnp, optax
 from isqn.types import Array, Metrics, Transition
-
-if TYPE_CHECKING:
-    from isqn.experiments.config import Config
 
 
 class MetaState(NamedTuple):
+    """Logits of the pair weights, and the state of their optimizer."""
+
     logits: Array
     optimizer: Any
 
 
 def pair_weights(logits: Array) -> Array:
-    """A softmax scaled so that equal logits give ones, the plain sum."""
+    """Return a softmax scaled so that equal logits give ones, the plain sum."""
     return len(logits) * jax.nn.softmax(logits)
 
 
-def init_meta(num_pairs: int, config: Config) -> MetaState:
+def init_meta(num_pairs: int, learning_rate: float) -> MetaState:
     logits = jnp.zeros(num_pairs)
-    return MetaState(logits, optax.adam(config.meta_learning_rate).init(logits))
+    return MetaState(logits, optax.adam(learning_rate).init(logits))
 
 
 def meta_update(
@@ -40,8 +36,10 @@ def meta_update(
     batch: Transition,
     pair_losses: Callable[..., Any],
     optimizer: optax.GradientTransformation,
-    config: Config,
+    learning_rate: float,
 ) -> tuple[Any, Metrics]:
+    """Update the network by the weighted losses, then the weights by a gradient through that update."""
+
     def stepped(weights: Array) -> tuple[Any, Any, Any]:
         def inner(params: Any) -> tuple[Array, Any]:
             losses, rest = pair_losses(params, state.statistics, state.copies, batch)
@@ -57,7 +55,7 @@ def meta_update(
         return losses.sum(), (params, optimizer_state, rest)
 
     grad, (params, optimizer_state, (metrics, statistics)) = jax.grad(outer, has_aux=True)(state.meta.logits)
-    step, meta_optimizer = optax.adam(config.meta_learning_rate).update(grad, state.meta.optimizer)
+    step, meta_optimizer = optax.adam(learning_rate).update(grad, state.meta.optimizer)
     metrics = metrics | {"pair_weight": pair_weights(state.meta.logits)}
     meta = MetaState(optax.apply_updates(state.meta.logits, step), meta_optimizer)
     return state._replace(params=params, optimizer=optimizer_state, statistics=statistics, meta=meta), metrics

@@ -1,94 +1,228 @@
 """Soft actor-critic (Haarnoja et al. 2018) for every scheme: a policy acts, and the heads of a critic learn in pairs.
 
-The order within an update is that of SimbaV2 (Lee et al. 2025): policy, temperature, critic, refresh. Replays hold
-observations and rewards as they came; what they are normalised by moves, and is applied when they are learned from.
+The order within an update is that of SimbaV2 (Lee et al. 2025): policy, temperature, critic, target update. The replay
+buffer holds raw observations and rewards; they are normalised by the newest statistics when they are learned from.
 """
 
 from __future__ import annotations
 
-from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+import math
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
 
-from isqn import losses
-from isqn.agents import normalise
-from isqn.agents.q_learning import (
+from isqn import losses, schemes
+from isqn.agents import normalisation
+from isqn.agents.base import (
     Agent,
     AgentState,
     Choice,
-    begin_heads,
-    both_sides,
-    make_optimizer,
+    copy_params,
+    first_pair,
+    initialise_heads,
+    make_adam,
     refresh_if_due,
-    refreshed,
-    synced,
+    sync,
+)
+from isqn.agents.dqn import evaluate_pairs
+from isqn.agents.registry import register_agent
+from isqn.config.fields import AT_LEAST_ONE, AT_LEAST_ZERO, POSITIVE, Needs, needs, require
+from isqn.config.parts import (
+    Adam,
+    Interaction,
+    LearningRate,
+    LearningStarts,
+    MovingHeads,
+    Normalisation,
+    PairWeights,
+    Replay,
+    TargetStepSize,
+    TargetUpdatePeriod,
+    Torso,
 )
 from isqn.keys import device_key
-from isqn.networks import make_critic, make_policy
+from isqn.lazy import jax, jnp, optax
 from isqn.types import Array, EnvSpec, Metrics, Params, Transition
 
-if TYPE_CHECKING:
-    from isqn.experiments.config import Config
+BatchNormed = Needs(lambda config: config.uses_batch_norm, "--joint-batch-norm yes")
+
+
+@dataclass(frozen=True)
+class SacConfig(MovingHeads, Normalisation, PairWeights, Torso, Adam, Replay, Interaction):
+    """Soft actor-critic for continuous actions."""
+
+    agent = "sac"
+
+    # Defaults are for a plain MLP, on a task that nobody has tuned for; the paper's SimbaV2 is a preset.
+    env_id: str = "Pendulum-v1"
+    target_update_period: TargetUpdatePeriod = 1
+    """Target update period (T) in gradient steps."""
+    target_step_size: TargetStepSize = 5e-3
+    learning_rate: LearningRate = 3e-4
+    buffer_size: Annotated[int, AT_LEAST_ONE] = 1_000_000
+    learning_starts: LearningStarts = 1_000
+    batch_size: Annotated[int, AT_LEAST_ONE] = 256
+    hidden_sizes: Annotated[
+        tuple[int, ...], Needs(lambda config: config.torso != "simba", "another --torso than simba")
+    ] = (256, 256)
+    head_weight_discount: Annotated[float, AT_LEAST_ZERO] = 0.25
+    normalise_observations: bool = True
+    acting_rule: Literal["sample", "mean"] = "sample"
+    """Acting rule: sample the policy, or take its mean."""
+    updates_per_step: Annotated[int, AT_LEAST_ONE] = 1
+    """Gradient steps after each agent step, each with a batch of its own. Not specified in the paper; SimbaV2: 2."""
+    learning_rate_end: Annotated[
+        float,
+        AT_LEAST_ZERO,
+        Needs(lambda config: config.learning_rate_decay_steps > 0, "--learning-rate-decay-steps above 0"),
+    ] = 0.0
+    """Learning rate at the end of its decay."""
+    learning_rate_decay_steps: Annotated[int, AT_LEAST_ZERO] = 0
+    """Agent steps of the linear learning-rate decay, from the first gradient step on; 0 disables it."""
+    twin_q: bool = False
+    """Train two critics and learn from the smaller value."""
+    num_atoms: Annotated[int, AT_LEAST_ONE] = 1
+    """Number of atoms of the categorical critic; 1 predicts the mean."""
+    value_bound: Annotated[float, POSITIVE, Needs(lambda config: config.num_atoms > 1, "--num-atoms above 1")] = 5.0
+    """Bound of the atoms: larger returns are clipped, or scaled down to it with --normalise-rewards."""
+    joint_batch_norm: Literal["auto", "yes", "no"] = "auto"
+    """BatchNorm after each activation of the critic, over s and s' jointly. auto: without a target network."""
+    batch_norm_epsilon: Annotated[float, POSITIVE, BatchNormed] = 1e-5
+    """Epsilon of BatchNorm. Not specified in the paper; CrossQ: 1e-3."""
+    batch_norm_kind: Annotated[Literal["plain", "renorm"], BatchNormed] = "plain"
+    """BatchNorm, or the batch renormalisation of CrossQ. Not specified in the paper."""
+    batch_norm_input: Annotated[bool, BatchNormed] = False
+    """BatchNorm of the inputs, as in CrossQ. Not specified in the paper."""
+    batch_norm_policy: Annotated[bool, BatchNormed] = False
+    """BatchNorm in the policy, as in CrossQ; the actor loss updates its averages. Not specified in the paper."""
+    policy_loss_statistics: Annotated[Literal["running", "batch"], BatchNormed] = "running"
+    """BatchNorm statistics of the critic in the actor loss, which updates none. Not specified in the paper."""
+    policy_value: Literal["weighted-mean", "weighted-sum-over-k", "first", "last"] = "weighted-mean"
+    """Aggregation of the heads in the actor loss: sum of w_k Q_k over the sum of w_k or over K, or Q_1 or Q_K alone."""
+    update_order: Literal["policy-first", "critic-first"] = "policy-first"
+    """Order within an update. Not specified in the paper; SimbaV2: policy-first, the authors' slimSAC: critic-first."""
+    project_frozen_heads: Annotated[bool, needs("scheme", "iterated-shared")] = True
+    """SimbaV2: project the columns of frozen heads to length 1 at each update. Not specified in the paper."""
+    entropy_temperature_start: Annotated[float, POSITIVE] = 1.0
+    """Initial entropy temperature (alpha); it is learned."""
+    target_entropy_per_action: float = -1.0
+    """Target entropy per action dimension."""
+    critic_width: Annotated[int, AT_LEAST_ONE, needs("torso", "simba")] = 512
+    """Hidden width of the SimbaV2 critic."""
+    critic_blocks: Annotated[int, AT_LEAST_ONE, needs("torso", "simba")] = 2
+    """Number of blocks of the SimbaV2 critic."""
+    policy_width: Annotated[int, AT_LEAST_ONE, needs("torso", "simba")] = 128
+    """Hidden width of the SimbaV2 policy."""
+    policy_blocks: Annotated[int, AT_LEAST_ONE, needs("torso", "simba")] = 1
+    """Number of blocks of the SimbaV2 policy."""
+
+    algorithm = "SAC"
+    evaluation_epsilon = last_epsilon = 0.0
+    loop = "host"  # no environment with continuous actions is written in JAX here
+
+    def check_together(self) -> None:
+        super().check_together()
+        uniform = math.log(2)  # the entropy of a number between -1 and 1
+        rule = f"must be below {uniform:.3f}, the entropy of uniform actions"
+        require(self, "target_entropy_per_action", self.target_entropy_per_action < uniform, rule)
+        require(self, "head_weights", sum(self.pair_weights) > 0, "must have a sum above 0, for the actor loss")
+
+    @property
+    def uses_batch_norm(self) -> bool:  # type: ignore[override]
+        auto = not self.target_scheme.num_copies
+        return {"auto": auto, "yes": True, "no": False}[self.joint_batch_norm]
+
+    @property
+    def actor_head_weights(self) -> tuple[float, ...]:
+        """Weights of the value of each pair in the actor loss."""
+        weights, pairs = self.pair_weights, self.target_scheme.num_pairs
+        if self.policy_value in ("first", "last"):
+            chosen = 0 if self.policy_value == "first" else pairs - 1
+            return tuple(float(pair == chosen) for pair in range(pairs))
+        divisor = sum(weights) if self.policy_value == "weighted-mean" else pairs
+        return tuple(weight / divisor for weight in weights)
+
+    def epsilon(self, step: Any) -> Any:
+        """Return the probability of a uniform action: 1 until learning starts, then 0."""
+        return 1.0 * (step < self.learning_starts)
+
+    @property
+    def style(self) -> dict[str, Any]:
+        return super().style | {
+            "batch_norm_epsilon": self.batch_norm_epsilon,
+            "batch_norm_kind": self.batch_norm_kind,
+            "batch_norm_input": self.batch_norm_input,
+        }
 
 
 class Actor(NamedTuple):
+    """Policy network and entropy temperature."""
+
     network: Params
     statistics: Params  # running averages of its BatchNorm, {} without
     log_temperature: Array
 
 
 class Optimizers(NamedTuple):
+    """Optimizer states, and the number of updates."""
+
     critic: Any
     policy: Any
     temperature: Any
-    updates: Array  # so far; draws are counted by it
+    updates: Array  # count of the random draws
 
 
-def make(config: Config, spec: EnvSpec) -> Agent:
-    scheme = config.target_scheme
-    critic, policy = make_critic(spec, scheme.num_heads, config), make_policy(spec, config)
-    optimizer, refresh = make_optimizer(config), partial(refreshed, config)
+def make(config: SacConfig, spec: EnvSpec) -> Agent:
+    from isqn.networks import make_critic, make_policy
+
+    scheme, torso, is_joint = config.target_scheme, config.torso, config.uses_batch_norm
+    critic_style = config.style | {"width": config.critic_width, "blocks": config.critic_blocks}
+    policy_style = config.style | {"width": config.policy_width, "blocks": config.policy_blocks}
+    policy_style["batch_norm"] = is_joint and config.batch_norm_policy
+    num_critics = 2 if config.twin_q else 1
+    critic = make_critic(
+        spec, scheme.num_heads, torso, critic_style, num_atoms=config.num_atoms, num_critics=num_critics
+    )
+    policy = make_policy(spec, torso, policy_style)
+    optimizer = make_adam(config)
+    refreshed_scheme = scheme if config.refreshed_heads == "all" else first_pair(scheme)
     atoms = losses.value_atoms(config.num_atoms, config.value_bound)
     is_categorical = config.num_atoms > 1
     pair_loss = losses.with_settings(losses.categorical if is_categorical else losses.expected, config)
-    weights, climbed = jnp.asarray(config.pair_weights), jnp.asarray(config.policy_weights)
+    weights, actor_weights = jnp.asarray(config.pair_weights), jnp.asarray(config.actor_head_weights)
     online = np.array(scheme.online)
     frozen = np.array(sorted(set(scheme.target) - set(scheme.online)), int)
     target_entropy = config.target_entropy_per_action * spec.num_actions
 
     def init(seed: Array | int) -> AgentState:
         params, statistics = critic.init(device_key(seed, "network"))
-        params = begin_heads(config, params)
+        params = initialise_heads(scheme, params, copy_first=config.initial_heads == "copied")
         network, policy_statistics = policy.init(device_key(seed, "policy"))
         log_temperature = jnp.log(jnp.float32(config.entropy_temperature_start))
         return AgentState(
             seed=jnp.asarray(seed, jnp.uint32),
             params=params,
             statistics=statistics,
-            # copies are distinct buffers, because the state is donated to the update
-            copies=tuple(jax.tree.map(jnp.copy, params) for _ in range(scheme.num_copies)),
+            copies=copy_params(scheme, params),
             optimizer=Optimizers(
                 critic=optimizer.init(params),
                 policy=optimizer.init(network),
                 temperature=optimizer.init(log_temperature),
                 updates=jnp.int32(0),
             ),
-            moments=normalise.begin(config, spec),
+            moments=normalisation.init(config, spec),
             policy=Actor(network, policy_statistics, log_temperature),
         )
 
     def observe(
         state: AgentState, frame: Array, reward: Array | None = None, ended: Array | None = None
     ) -> tuple[AgentState, Array]:
-        return state._replace(moments=normalise.count(state.moments, frame, reward, ended, config.discount)), frame
+        return state._replace(moments=normalisation.count(state.moments, frame, reward, ended, config.discount)), frame
 
     def act(state: AgentState, obs: Array, epsilon: Array, step: Array, episode: Array) -> Choice:
         explore, uniform, normal = jax.random.split(device_key(state.seed, "explore", step), 3)
-        mean, log_std = plan(state.policy, normalise.observation(state.moments, obs)[None])
+        mean, log_std = plan(state.policy, normalisation.normalise_observation(state.moments, obs)[None])
         chosen = jnp.tanh(mean[0]) if config.acting_rule == "mean" else draw(normal, mean, log_std)[0][0]
         random_action = jax.random.uniform(uniform, (spec.num_actions,), minval=-1)
         return Choice(jnp.where(jax.random.uniform(explore) < epsilon, random_action, chosen), jnp.bool(False))
@@ -97,31 +231,31 @@ def make(config: Config, spec: EnvSpec) -> Agent:
         return policy.apply(actor.network, actor.statistics, obs)[0]
 
     def value(outputs: Array) -> Array:
-        """What a critic expects, from its logits over atoms or its one number."""
+        """Return the value that a critic expects, from its logits over atoms or its one output."""
         return jnp.matmul(jax.nn.softmax(outputs), atoms, precision="highest") if is_categorical else outputs[..., 0]
 
     def pair_losses(
         params: Params, statistics: Params, copies: tuple[Params, ...], batch: Transition
     ) -> tuple[Array, tuple[Metrics, Params]]:
-        """The batch mean of the loss of each pair. `obs` and `next_obs` are those of the critic, with their actions."""
-        predictions, aims, new_statistics = both_sides(
-            scheme, critic, params, statistics, copies, batch, joint=config.uses_batch_norm
+        """Return the batch mean of the loss of each pair; `obs` and `next_obs` have the actions appended."""
+        predictions, targets, new_statistics = evaluate_pairs(
+            scheme, critic, params, statistics, copies, batch, joint=is_joint
         )
-        if config.twin_q:  # both learn from the one that expects less
-            least = jnp.argmin(value(aims.next), axis=2, keepdims=True)[..., None]
-            chosen = jnp.take_along_axis(aims.next, least, axis=2)
-            aims = aims._replace(next=jnp.broadcast_to(chosen, aims.next.shape))
+        if config.twin_q:  # both learn from the smaller value
+            least = jnp.argmin(value(targets.next), axis=2, keepdims=True)[..., None]
+            chosen = jnp.take_along_axis(targets.next, least, axis=2)
+            targets = targets._replace(next=jnp.broadcast_to(chosen, targets.next.shape))
         over_critics = jax.vmap(pair_loss, (0, 0, None))
-        per_pair = jax.vmap(jax.vmap(over_critics, (0, 0, None)))(predictions, aims, batch).sum(axis=2).mean(axis=0)
+        per_pair = jax.vmap(jax.vmap(over_critics, (0, 0, None)))(predictions, targets, batch).sum(axis=2).mean(axis=0)
         metrics = {"loss": per_pair.sum(), "q_value": value(jax.lax.stop_gradient(predictions.now)).mean()}
         return per_pair, (metrics, new_statistics)
 
-    def stepped(optimizer_state: Any, grads: Any, params: Any) -> tuple[Any, Any]:
+    def optimise(optimizer_state: Any, grads: Any, params: Any) -> tuple[Any, Any]:
         steps, optimizer_state = optimizer.update(grads, optimizer_state, params)
         return optax.apply_updates(params, steps), optimizer_state
 
     def learn_policy(state: AgentState, batch: Transition, key: Array) -> tuple[AgentState, Metrics]:
-        """The policy, by what the critic values and its entropy; then the temperature, by that entropy."""
+        """Update the policy by the critic's value and its own entropy, then the temperature by that entropy."""
         actor, temperature = state.policy, jnp.exp(state.policy.log_temperature)
 
         def loss(network: Params) -> tuple[Array, tuple[Array, Params]]:
@@ -130,12 +264,12 @@ def make(config: Config, spec: EnvSpec) -> Agent:
             joined, train = jnp.concatenate([batch.obs, action], axis=-1), config.policy_loss_statistics == "batch"
             q, _ = critic.apply(state.params, state.statistics, joined, train)
             least = value(q[:, online]).min(axis=2)
-            return (temperature * log_probability - least @ climbed).mean(), (-log_probability.mean(), statistics)
+            return (temperature * log_probability - least @ actor_weights).mean(), (-log_probability.mean(), statistics)
 
         grads, (entropy, statistics) = jax.grad(loss, has_aux=True)(actor.network)
-        network, of_policy = stepped(state.optimizer.policy, grads, actor.network)
+        network, of_policy = optimise(state.optimizer.policy, grads, actor.network)
         slope = temperature * (entropy - target_entropy)
-        log_temperature, of_temperature = stepped(state.optimizer.temperature, slope, actor.log_temperature)
+        log_temperature, of_temperature = optimise(state.optimizer.temperature, slope, actor.log_temperature)
         state = state._replace(
             policy=Actor(policy.project(network), statistics, log_temperature),
             optimizer=state.optimizer._replace(policy=of_policy, temperature=of_temperature),
@@ -156,7 +290,7 @@ def make(config: Config, spec: EnvSpec) -> Agent:
             return per_pair @ weights, rest
 
         grads, (metrics, statistics) = jax.grad(weighted, has_aux=True)(state.params)
-        params, of_critic = stepped(state.optimizer.critic, grads, state.params)
+        params, of_critic = optimise(state.optimizer.critic, grads, state.params)
         optimizers = state.optimizer._replace(critic=of_critic)
         return state._replace(params=project(params), statistics=statistics, optimizer=optimizers), metrics
 
@@ -168,7 +302,7 @@ def make(config: Config, spec: EnvSpec) -> Agent:
         return {**projected, "heads": heads}
 
     def learn(state: AgentState, batch: Transition) -> tuple[AgentState, Metrics]:
-        """One update, of observations and rewards that are normalised."""
+        """Do one gradient step of each part on normalised observations and rewards."""
         keys = jax.random.split(device_key(state.seed, "update", state.optimizer.updates))
         parts, metrics = [(learn_policy, keys[0]), (learn_critic, keys[1])], Metrics()
         for part, key in parts if config.update_order == "policy-first" else reversed(parts):
@@ -179,19 +313,24 @@ def make(config: Config, spec: EnvSpec) -> Agent:
         return refresh_if_due(config, refresh, state, updates), metrics
 
     def update(state: AgentState, batch: Transition) -> tuple[AgentState, Metrics]:
-        """As many as belong to a step, in one program: `batch` is that many batches, one behind the other."""
+        """Do all gradient steps of an agent step in one program; `batch` holds their batches one after another."""
         batch = batch._replace(
-            obs=normalise.observation(state.moments, batch.obs),
-            reward=batch.reward / normalise.scale(state.moments, config.value_bound if is_categorical else None),
-            next_obs=normalise.observation(state.moments, batch.next_obs),
+            obs=normalisation.normalise_observation(state.moments, batch.obs),
+            reward=batch.reward
+            / normalisation.reward_scale(state.moments, config.value_bound if is_categorical else None),
+            next_obs=normalisation.normalise_observation(state.moments, batch.next_obs),
         )
         batches = jax.tree.map(lambda x: x.reshape(-1, config.batch_size, *x.shape[1:]), batch)
         state, metrics = jax.lax.scan(learn, state, batches)
         return state, jax.tree.map(lambda m: m.sum(axis=0), metrics)
 
-    def look(state: AgentState, batch: Transition) -> tuple[list[Array], Array]:
-        x = jnp.concatenate([normalise.observation(state.moments, batch.obs), batch.action], axis=-1)
-        return critic.look(state.params, state.statistics, x)
+    def refresh(state: AgentState) -> AgentState:
+        params, copies = schemes.refresh(refreshed_scheme, state.params, state.copies, config.target_step_size)
+        return state._replace(params=params, copies=copies)
+
+    def activations(state: AgentState, batch: Transition) -> tuple[list[Array], Array]:
+        x = jnp.concatenate([normalisation.normalise_observation(state.moments, batch.obs), batch.action], axis=-1)
+        return critic.activations(state.params, state.statistics, x)
 
     return Agent(
         init=init,
@@ -199,19 +338,22 @@ def make(config: Config, spec: EnvSpec) -> Agent:
         act=act,
         update=update,
         refresh=refresh,
-        sync=synced,
+        sync=sync,
         losses=pair_losses,
-        look=look,
+        activations=activations,
         network=critic,
         refreshes=False,  # an update does it
-        acts_by=("policy", "moments"),
+        acting_parts=("policy", "moments"),
     )
 
 
 def draw(key: Array, mean: Array, log_std: Array) -> tuple[Array, Array]:
-    """Actions between -1 and 1 and the logarithms of their densities (Haarnoja et al. 2018, appendix C)."""
+    """Sample actions in (-1, 1); return them and their log densities (Haarnoja et al. 2018, appendix C)."""
     noise = jax.random.normal(key, mean.shape)
     before = mean + jnp.exp(log_std) * noise
     normal = -0.5 * jnp.square(noise) - log_std - 0.5 * jnp.log(2 * jnp.pi)
     squashed = 2 * (jnp.log(2.0) - before - jax.nn.softplus(-2 * before))  # the logarithm of 1 - tanh^2
     return jnp.tanh(before), (normal - squashed).sum(axis=-1)
+
+
+register_agent("sac", SacConfig, make, actions="continuous", evaluation_rule="mean")

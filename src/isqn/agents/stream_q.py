@@ -7,62 +7,134 @@ overshoot. Network, acting and refresh are those of Q-learning.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
-from isqn import schemes
-from isqn.agents import normalise, q_learning
-from isqn.agents.q_learning import Agent, AgentState
+from isqn import losses, schemes
+from isqn.agents import normalisation
+from isqn.agents.base import Agent, AgentState, copy_params, initialise_heads, sync
+from isqn.agents.dqn import make_epsilon_greedy, make_pair_losses
+from isqn.agents.registry import register_agent
+from isqn.config.fields import POSITIVE, PROBABILITY
+from isqn.config.parts import (
+    EpsilonGreedy,
+    LearningRate,
+    NativeLoop,
+    Normalisation,
+    ScaledTorso,
+    TargetUpdatePeriod,
+)
+from isqn.keys import device_key
+from isqn.lazy import jax, jnp
 from isqn.types import Array, EnvSpec, Metrics, Params, Transition
 
-if TYPE_CHECKING:
-    from isqn.experiments.config import Config
+HELD_OUT_STEPS = 32  # past steps that the probes evaluate beside the one that is learned from
+
+
+@dataclass(frozen=True)
+class StreamQConfig(Normalisation, ScaledTorso, EpsilonGreedy, NativeLoop):
+    """Streaming Q-learning, without a replay buffer and without batches."""
+
+    agent = "stream-q"
+
+    target_update_period: TargetUpdatePeriod = 10
+    """Target update period (T) in agent steps."""
+    learning_rate: LearningRate = 1.0
+    """Step size of ObGD, before its bound."""
+    layer_norm: bool = True
+    normalise_observations: bool = True
+    normalise_rewards: bool = True
+    trace_decay: Annotated[float, PROBABILITY] = 0.8
+    """Trace decay (lambda), in [0, 1]; traces also end with the episode and at exploring actions."""
+    obgd_kappa: Annotated[float, POSITIVE] = 2.0
+    """Margin of ObGD (kappa): larger keeps updates further below the size that overshoots."""
+    obgd: Literal["per-head", "joint"] = "per-head"
+    """Bound of ObGD: on the update of each pair, or on their sum. Not specified in the paper."""
+    shift_traces: bool = True
+    """Move traces with the heads at a target update. Not specified in the paper."""
+    layer_norm_axes: Literal["channels", "all"] = "channels"
+    """Axes of LayerNorm: the channels (slimStreamQ), or all of a sample (the code of Stream Q)."""
+    initial_sparsity: Annotated[float, PROBABILITY] = 0.9
+    """Share of the incoming weights of each unit that start at zero, rounded up; at least one does not."""
+
+    # There is no replay: both ends of the current step are the batch.
+    algorithm = "Stream Q(λ)"
+    batch_size = update_batch_size = 1
+    loss = "dqn"
+
+    @property
+    def style(self) -> dict[str, Any]:
+        streaming = {"stream": True, "layer_norm_axes": self.layer_norm_axes, "sparsity": self.initial_sparsity}
+        return super().style | streaming
+
+    @property
+    def held_out_size(self) -> int:  # type: ignore[override]
+        return HELD_OUT_STEPS if self.analysis else 0
+
+    @property
+    def sampled_batch_size(self) -> int:
+        return 1 + self.held_out_size
+
+    @property
+    def replay_rows(self) -> int:
+        """Rows of past steps, which only the probes read, and the two ends of the current step."""
+        return self.analysis_samples + 1 if self.analysis else 2
 
 
 class Traces(NamedTuple):
-    """Sums of past gradients. That of a head with respect to itself is the same for all: the features, where the
-    action was taken; it is kept once."""
+    """Eligibility traces: decayed sums of past gradients.
+
+    The gradient of a head's value with respect to the head itself is the same for all heads: the features, where the
+    action was taken. Its trace is kept once.
+    """
 
     torso: Params  # with a leading axis of pairs
     head: Params
-    fade: Array  # what they are multiplied by before the next gradient: gamma lambda, or 0 where they end
+    fade: Array  # factor before the next gradient: gamma lambda, or 0 where the traces end
 
 
-def make(config: Config, spec: EnvSpec) -> Agent:
+def make(config: StreamQConfig, spec: EnvSpec) -> Agent:
+    from isqn.networks import make_network
+
     scheme, decay = config.target_scheme, config.discount * config.trace_decay
-    agent = q_learning.make(config, spec)
-    network = agent.network
+    network = make_network(spec, scheme.num_heads, config.torso, config.style)
     online, target, copy = np.array(scheme.online), np.array(scheme.target), np.array(scheme.copy or 0)
 
     def init(seed: Array | int) -> AgentState:
-        state = agent.init(seed)
-        torso = jax.tree.map(lambda w: jnp.zeros((scheme.num_pairs, *w.shape)), state.params["torso"])
-        head = jax.tree.map(lambda w: jnp.zeros(w.shape[1:]), state.params["heads"])
-        traces = Traces(torso, head, jnp.float32(decay))
-        return state._replace(optimizer=traces, moments=normalise.begin(config, spec))
+        params, _ = network.init(device_key(seed, "network"))
+        params = initialise_heads(scheme, params)
+        torso = jax.tree.map(lambda w: jnp.zeros((scheme.num_pairs, *w.shape)), params["torso"])
+        head = jax.tree.map(lambda w: jnp.zeros(w.shape[1:]), params["heads"])
+        return AgentState(
+            seed=jnp.asarray(seed, jnp.uint32),
+            params=params,
+            statistics={},
+            copies=copy_params(scheme, params),
+            optimizer=Traces(torso, head, jnp.float32(decay)),
+            moments=normalisation.init(config, spec),
+        )
 
     def observe(
         state: AgentState, frame: Array, reward: Array | None = None, ended: Array | None = None
     ) -> tuple[AgentState, Array]:
-        """A frame and a reward count before they are normalised; the frame stays as it was then."""
-        seen = normalise.count(state.moments, frame, reward, ended, config.discount)
-        return state._replace(moments=seen), normalise.observation(seen, frame)
+        """Count a frame and a reward, then normalise the frame by the new statistics."""
+        statistics = normalisation.count(state.moments, frame, reward, ended, config.discount)
+        return state._replace(moments=statistics), normalisation.normalise_observation(statistics, frame)
 
     def update(state: AgentState, batch: Transition) -> tuple[AgentState, Metrics]:
         step = jax.tree.map(lambda x: x[0], batch)
         params, traces = state.params, state.optimizer
-        reward = step.reward / normalise.scale(state.moments)
+        reward = step.reward / normalisation.reward_scale(state.moments)
 
         features, pull_back = jax.vjp(lambda torso: network.features(torso, step.obs[None])[0], params["torso"])
         q = network.values(params["heads"], features[None])[0, online, step.action]
         networks = [network.apply(older, {}, step.next_obs[None])[0][0] for older in state.copies or (params,)]
-        aims = jnp.stack(networks)[copy, target].max(axis=-1)
-        errors = reward + step.discount * aims - q
+        targets = jnp.stack(networks)[copy, target].max(axis=-1)
+        errors = reward + step.discount * targets - q
 
-        # The gradient of each online value with respect to the torso, all of them in one backward pass.
+        # The gradients of all online values with respect to the torso, in one backward pass.
         (gradients,) = jax.vmap(pull_back)(params["heads"]["kernel"][online, :, step.action].astype(features.dtype))
         taken = jax.nn.one_hot(step.action, spec.num_actions)
         own = {"kernel": jnp.outer(features, taken), "bias": taken}
@@ -80,21 +152,38 @@ def make(config: Config, spec: EnvSpec) -> Agent:
         return state, {"loss": jnp.square(errors).sum(), "q_value": q.mean()}
 
     def refresh(state: AgentState) -> AgentState:
-        """A trace belongs to the function that it was summed for, so it moves with its head."""
-        state = agent.refresh(state)
+        """Move the heads, and their traces with them."""
+        size = config.target_step_size
+        params, copies = schemes.refresh(scheme, state.params, state.copies, size)
+        state = state._replace(params=params, copies=copies)
         if not config.shift_traces:
             return state
-        sources, size = _sources_of_traces(scheme), config.target_step_size
+        sources = _sources_of_traces(scheme)
         torso = jax.tree.map(lambda z: schemes.towards(z, z[sources], size), state.optimizer.torso)
         return state._replace(optimizer=state.optimizer._replace(torso=torso))
 
-    return agent._replace(init=init, observe=observe, update=update, refresh=refresh, streams=True)
+    def activations(state: AgentState, batch: Transition) -> tuple[list[Array], Array]:
+        return network.activations(state.params, state.statistics, batch.obs)
+
+    return Agent(
+        init=init,
+        observe=observe,
+        act=make_epsilon_greedy(scheme, network, spec, config.acting_rule),
+        update=update,
+        refresh=refresh,
+        sync=sync,
+        losses=make_pair_losses(scheme, network, losses.dqn, joint=False),
+        activations=activations,
+        network=network,
+        refreshes=scheme.refreshes,
+        is_streaming=True,
+    )
 
 
-def step_sizes(errors: Array, norms: Array, config: Config) -> Array:
-    """ObGD, Elsayed et al. 2024, algorithm 3: for each pair the learning rate, or less where it would overshoot.
+def step_sizes(errors: Array, norms: Array, config: StreamQConfig) -> Array:
+    """Return the step size of each pair by ObGD (Elsayed et al. 2024, algorithm 3), given the l1 norms of the traces.
 
-    `norms` are the l1 norms of the traces.
+    It is the learning rate, or less where that would overshoot.
     """
     reach = config.obgd_kappa * jnp.maximum(jnp.abs(errors), 1) * norms
     reach = reach.sum() if config.obgd == "joint" else reach
@@ -102,23 +191,26 @@ def step_sizes(errors: Array, norms: Array, config: Config) -> Array:
 
 
 def _sources_of_traces(scheme: schemes.TargetScheme) -> np.ndarray:
-    """For each pair the one whose online head becomes its own at a refresh."""
+    """Return for each pair the one whose online head becomes its own at a refresh."""
     pair_of = {head: pair for pair, head in enumerate(scheme.online)}
     source_of = dict(zip(*scheme.moves, strict=True))
     return np.array([pair_of[source_of.get(head, head)] for head in scheme.online])
 
 
 def _weighted_sum(weights: Array, z: Array) -> Array:
-    """Over the pairs, term by term: one pass over the memory, where a product of matrices makes two."""
+    """Sum over the pairs term by term: one pass over the memory, where a matrix product makes two."""
     return sum(weights[pair] * z[pair] for pair in range(len(z)))  # type: ignore[return-value]
 
 
 def _norms(z: Array) -> Array:
-    """The l1 norm of the trace of each pair.
+    """Return the l1 norm of the trace of each pair.
 
-    Sums take the absolute value themselves: XLA would write a whole array of them first. It leaves a sum of one
-    number as it is, so what comes out may still have a sign.
+    The reduction takes absolute values itself, because XLA would write an array of them first. XLA leaves a sum of one
+    number as it is, so the result of the first reduction may still have a sign.
     """
     rows = z.reshape(len(z), -1, z.shape[-1])
     columns = jax.lax.reduce(rows, np.float32(0), lambda a, b: jnp.abs(a) + jnp.abs(b), (1,))
     return jnp.abs(columns).sum(axis=1)
+
+
+register_agent("stream-q", StreamQConfig, make)

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import jax
 
 from isqn import agents
-from isqn.agents.ilql import make_writer
 from isqn.compiler import jit
 from isqn.experiments.config import Config
+from isqn.language.agent import make_writer
 from isqn.types import EnvSpec, num_bytes
 
 COMPARED = (

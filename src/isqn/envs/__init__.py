@@ -1,6 +1,5 @@
-"""Environments: `adapter` for the host loop, `native` for the compiled loop."""
+"""Environments: `adapter` for the host loop, `native` for the compiled loop; importing this registers our own ids."""
 
-from isqn.envs import toy, wordle
+from isqn.envs import registry
 
-toy.register()
-wordle.register()
+registry.register_own()

@@ -7,9 +7,7 @@ returns it, with `terminated` and `truncated` apart, and the trainer calls `rese
 from __future__ import annotations
 
 import difflib
-import importlib
 import math
-import os
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -20,7 +18,8 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from isqn.envs import atari, classic, dmc, minatar, scores, toy, wordle
+from isqn.envs import atari, dmc, minatar, registry, scores
+from isqn.imports import module_of
 from isqn.types import EnvSpec, UserError
 
 
@@ -142,11 +141,6 @@ def make_environment(env_id: str | gym.Env, *, protocol: str = "auto", render: b
     return Environment(env, spec)
 
 
-def full_id(env_id: str) -> str:
-    """With the version that may be left out."""
-    return minatar.full_id(env_id) or env_id
-
-
 def require_protocol(protocol: str, name: str, env_id: str) -> None:
     """Only Atari and dm_control can be played in more than one way."""
     if protocol not in ("auto", name):
@@ -169,8 +163,8 @@ def _make_gymnasium(env_id: str | gym.Env, render: bool) -> tuple[gym.Env, str, 
         return minatar.MinAtarGame(full_id, render_mode=_mode(render)), full_id, minatar.PROTOCOL
     name = env_id
     if ":" in env_id:
-        module, name = env_id.split(":", 1)
-        _import_from_here(module, env_id)
+        name = env_id.split(":", 1)[1]
+        _require_imported(env_id)
     if _is_old_atari(name):
         game = name.split("-")[0].removesuffix("NoFrameskip")
         raise UserError(
@@ -198,16 +192,11 @@ def _mode(render: bool) -> str | None:
     return "rgb_array" if render else None
 
 
-def _import_from_here(module: str, env_id: str) -> None:
-    """Import what registers a user's environment; a console script alone does not search the current folder."""
-    if os.getcwd() not in sys.path and "" not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        importlib.import_module(module)
-    except Exception as error:
-        absent = isinstance(error, ModuleNotFoundError) and (module + ".").startswith(f"{error.name}.")
-        why = f"is neither in {os.getcwd()} nor installed." if absent else f"fails: {type(error).__name__}: {error}."
-        raise UserError(f"The module {module!r} of --env-id {env_id} {why}") from error
+def _require_imported(env_id: str) -> None:
+    """Refuse an id whose module was not imported: an id that was read from a file must not import anything."""
+    module = module_of(env_id)
+    if module not in sys.modules:
+        raise UserError(f"The environment {env_id} is registered by the module {module!r}; add --import {module}.")
 
 
 def _known_atari_id(env_id: str) -> str:
@@ -242,18 +231,16 @@ class Row(NamedTuple):
     """One line of `isqn list envs`."""
 
     id: str
-    kind: str  # toy, words, classic, MinAtar, Atari or dm_control
-    loops: tuple[str, ...]  # host: any; compiled: there is a JAX version
+    kind: str  # toy, words, classic, MinAtar, own, Atari or dm_control
+    loops: tuple[str, ...]  # host, and compiled if there is a JAX version
 
 
 def list_environments() -> list[Row]:
-    """What is known by name; any other Gymnasium id works too."""
-    both = ("host", "compiled")
-    rows = [Row(env_id, "toy", both) for env_id in toy.PROBLEMS]
-    rows += [Row(wordle.ENV_ID, "words", ("host",))]
-    rows += [Row(env_id, "classic", both) for env_id in classic.IDS]
-    rows += [Row(env_id, "classic", ("host",)) for env_id in classic.CONTINUOUS_IDS]
-    rows += [Row(env_id, "MinAtar", both) for env_id in minatar.IDS]
+    """Return the environments that are known by name; any other Gymnasium id works too."""
+    rows = [
+        Row(env_id, entry.kind, ("host", "compiled") if entry.native else ("host",))
+        for env_id, entry in registry.entries().items()
+    ]
     rows += [Row(env_id, "Atari", ("host",)) for env_id in _atari_ids()]
     try:
         tasks = dmc.task_ids()

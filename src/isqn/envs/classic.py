@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
+from isqn.lazy import jax, jnp
 from isqn.types import Array
 
 IDS = ("CartPole-v1", "Acrobot-v1", "MountainCar-v0")

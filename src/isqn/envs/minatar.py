@@ -10,9 +10,9 @@ from importlib import import_module
 from typing import Any
 
 import gymnasium as gym
-import jax.numpy as jnp
 import numpy as np
 
+from isqn.lazy import jnp
 from isqn.types import Array, UserError
 
 GAMES = {  # id -> the module's name in both packages

@@ -1,7 +1,6 @@
 """Environments as pure JAX functions, for the compiled loop: everything runs under `jit`, `vmap` and `scan`.
 
-There is no automatic reset in here either: the trainer holds the keys, sees the last observation of every
-episode, and resets.
+There is no automatic reset: the training loop holds the keys, sees the last observation of every episode, and resets.
 """
 
 from __future__ import annotations
@@ -9,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import jax
+import gymnasium as gym
+import numpy as np
 
-from isqn.envs import classic, minatar, toy
+from isqn.keys import device_key
+from isqn.lazy import jax
 from isqn.types import Array, EnvSpec
 
 State = Any
@@ -27,25 +28,35 @@ class NativeEnvironment(NamedTuple):
     step: Step  # state, action, key -> state, obs, reward (float32), terminated, truncated (bool)
 
 
-def has_native(env_id: str) -> bool:
-    """Whether there is a JAX version; imports nothing and starts no device."""
-    return env_id in toy.PROBLEMS or env_id in classic.IDS or minatar.full_id(env_id) is not None
-
-
-def make_native(env_id: str) -> NativeEnvironment:
-    """The JAX version of an environment that has one."""
-    if env_id in toy.PROBLEMS:
-        protocol = "gymnasium"
-        reset, step, num_actions = toy.native(toy.PROBLEMS[env_id]())
-    elif env_id in classic.IDS:
-        protocol = "gymnasium"
-        reset, step, num_actions = classic.native(env_id)
-    elif full_id := minatar.full_id(env_id):
-        env_id = full_id
-        protocol = minatar.PROTOCOL
-        reset, step, num_actions = minatar.native(env_id)
-    else:
-        raise ValueError(f"{env_id} has no JAX version; has_native says which have.")
+def native_environment(env_id: str, protocol: str, reset: Reset, step: Step, num_actions: int) -> NativeEnvironment:
+    """Make the record, with the shape and type of the observations that `reset` returns."""
     frame = jax.eval_shape(lambda: reset(jax.random.key(0))[1])
-    spec = EnvSpec(env_id, protocol, frame.shape, frame.dtype.name, num_actions)
-    return NativeEnvironment(spec, reset, step)
+    return NativeEnvironment(EnvSpec(env_id, protocol, frame.shape, frame.dtype.name, num_actions), reset, step)
+
+
+class NativeGymnasium(gym.Env):
+    """An environment in JAX as a Gymnasium environment, for the host loop and evaluations."""
+
+    metadata = {"render_modes": []}  # noqa: RUF012 - gymnasium's convention
+
+    def __init__(self, native: NativeEnvironment, render_mode: str | None = None):
+        spec = native.spec
+        dtype = np.dtype(spec.frame_dtype)
+        low, high = (-np.inf, np.inf) if dtype.kind == "f" else (0, 1 if dtype.kind == "b" else np.iinfo(dtype).max)
+        self.observation_space = gym.spaces.Box(low, high, spec.frame_shape, dtype.type)
+        self.action_space = gym.spaces.Discrete(spec.num_actions)
+        self.render_mode = render_mode
+        self._reset, self._step = jax.jit(native.reset), jax.jit(native.step)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._episode = int(self.np_random.integers(2**31))
+        self._count = 0
+        self._state, obs = self._reset(device_key(self._episode, "reset"))
+        return np.asarray(obs), {}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        self._count += 1
+        key = device_key(self._episode, "step", self._count)
+        self._state, obs, reward, terminated, truncated = self._step(self._state, action, key)
+        return np.asarray(obs), float(reward), bool(terminated), bool(truncated), {}

@@ -9,10 +9,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import gymnasium as gym
-import jax
-import jax.numpy as jnp
 import numpy as np
 
+from isqn.lazy import jax, jnp
 from isqn.types import Array
 
 
@@ -212,10 +211,3 @@ def native(mdp: FiniteMDP) -> tuple[Any, Any, int]:
         )
 
     return reset, step, mdp.transitions.shape[1]
-
-
-def register() -> None:
-    """Make the problems known to `gymnasium.make`; calling it again does nothing."""
-    for env_id in PROBLEMS:
-        if env_id not in gym.registry:
-            gym.register(id=env_id, entry_point="isqn.envs.toy:ToyEnvironment", kwargs={"name": env_id})

@@ -28,6 +28,7 @@ class Style:
     layer_norm_axes: str = "channels"  # of a LayerNorm without parameters; or "all" of a sample
     width: int = 512  # of SimbaV2
     blocks: int = 2
+    sparsity: float = 0.0  # share of the incoming weights of a unit that start at zero
     batch_norm_epsilon: float = 1e-5
     batch_norm_kind: str = "plain"  # or "renorm"
     batch_norm_input: bool = False  # of vectors; that of images always is

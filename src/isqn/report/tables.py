@@ -16,7 +16,7 @@ import numpy as np
 from isqn.analysis import cost, stats
 from isqn.analysis.results import Run, ranges
 from isqn.experiments.config import Config, begin
-from isqn.experiments.study import Cell
+from isqn.study.grid import Cell
 from isqn.report.charts import Table, Value
 from isqn.report.collect import Collected
 from isqn.report.compare import Comparison, interval, mean_return

@@ -10,12 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from isqn.agents.q_learning import Agent, AgentState
+from isqn.agents.base import Agent, AgentState
 from isqn.data.dataset import About, Writer
 from isqn.envs.adapter import Environment
 from isqn.keys import episode_seed
 from isqn.train.evaluate import FrameStack
-from isqn.train.host import compile_agent
+from isqn.train.functions import compile_agent
 from isqn.types import Interrupted, UserError
 
 SAVE_STEPS = 50_000
@@ -47,12 +47,12 @@ def collect(
         return False
     step = saved = left.get("step", 0)
     episode = left.get("episode", 0)
-    if step and agent.streams:
+    if step and agent.is_streaming:
         raise UserError(f"{out} cannot be gone on with: what a stream is normalised by was lost; delete it.")
 
     def see(frame: np.ndarray) -> np.ndarray:
         nonlocal state
-        state, seen = call.watch(state, frame)
+        state, seen = call.observe_eval(state, frame)
         return seen
 
     while step < steps:

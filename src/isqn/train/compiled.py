@@ -1,14 +1,15 @@
 """The compiled loop: environment, replay and learning in one program, several seeds at once.
 
 With a replay all seeds take their steps together, so whether an update or a refresh is due is the same for all of
-them and costs no branch; the seeds of a stream take turns. Each has its own keys: seed i of a batch is seed i alone.
+them and costs no branch; streaming seeds run one after another. Each seed has its own keys: seed i of a batch draws as
+seed i alone.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,35 +19,35 @@ import jax.numpy as jnp
 import numpy as np
 import safetensors.numpy
 
-from isqn.agents.q_learning import Agent, AgentState
-from isqn.analysis.probes import probe_columns, probe_features
+from isqn.agents.base import Agent, AgentState, target_schedule
 from isqn.compiler import jit
 from isqn.data.device_replay import DeviceReplay, Rows
-from isqn.data.files import DamagedFile, Description, read_file, sync, write_file
+from isqn.data.files import Description, read_file, sync, write_file
 from isqn.envs.native import NativeEnvironment
-from isqn.experiments.config import Config
 from isqn.keys import device_key
 from isqn.train import checkpoint
-from isqn.train.loop import Epoch, empty_totals, means, metrics_columns, require_finite, save_best, with_held_out
-from isqn.train.progress import Progress, duration, memory_mb
-from isqn.train.record import EPISODE_COLUMNS, Table, Tracker, require_tables
-from isqn.types import Array, Interrupted, UserError
+from isqn.train.functions import append_held_out, zero_totals
+from isqn.train.probes import probe_columns, probe_features
+from isqn.train.progress import Progress, duration
+from isqn.train.record import EPISODE_COLUMNS
+from isqn.train.session import Counters, Epoch, Session, metrics_columns, restore
+from isqn.types import Array
 
 
 class LoopState(NamedTuple):
-    """Everything of one seed that a restart needs, but for the step that all seeds share."""
+    """State of one seed; the step is shared by all seeds."""
 
     agent: AgentState
     env: Any
     obs: Array
-    rows: Any  # Rows; () where they are saved apart
+    rows: Any  # Rows; () in a checkpoint, which saves them apart
     episode: Array
     episode_return: Array
     episode_length: Array
 
 
 class Ended(NamedTuple):
-    """What each step of each seed says about its episode."""
+    """Episode statistics of each step of each seed."""
 
     over: Array
     episodic_return: Array
@@ -54,16 +55,15 @@ class Ended(NamedTuple):
 
 
 class Loop(NamedTuple):
-    """Two programs over a batch of seeds: one that begins, one that takes some steps."""
+    """Two programs over a batch of seeds: one makes their state, one takes some steps."""
 
     init: Callable[[Array], LoopState]  # seeds -> state, with a leading axis
-    run: Callable[
-        ..., tuple[LoopState, Ended, Any]
-    ]  # state, first step; number of steps, learning -> state, episodes, metric sums
+    # state, first step; number of steps, whether to learn -> state, episodes, sums of metrics
+    run: Callable[..., tuple[LoopState, Ended, Any]]
 
 
-def make_loop(config: Config, agent: Agent, env: NativeEnvironment, replay: DeviceReplay) -> Loop:
-    scheme, period = config.target_scheme, config.update_period
+def make_loop(config: Any, agent: Agent, env: NativeEnvironment, replay: DeviceReplay) -> Loop:
+    period, schedule = config.update_period, target_schedule(config, agent)
 
     def init(seed: Array) -> LoopState:
         env_state, frame = env.reset(device_key(seed, "environment", 0, 0))
@@ -72,7 +72,7 @@ def make_loop(config: Config, agent: Agent, env: NativeEnvironment, replay: Devi
         return LoopState(agent_state, env_state, obs, replay.init(), zero, jnp.float32(0), zero)
 
     def act_and_store(state: LoopState, time: Array) -> tuple[LoopState, Ended]:
-        """The step from `time` to `time` + 1."""
+        """Take the step from `time` to `time` + 1."""
         seed = state.agent.seed
         action, explored = agent.act(state.agent, state.obs, config.epsilon(time), time, state.episode)
         step_key, reset_key = jax.random.split(device_key(seed, "environment", 1, time))
@@ -99,15 +99,15 @@ def make_loop(config: Config, agent: Agent, env: NativeEnvironment, replay: Devi
         return state, Ended(over, total, length)
 
     def learn(state: LoopState, step: Array) -> tuple[LoopState, Any]:
-        """The update that is due after `step` steps."""
+        """Do the update that is due after `step` steps."""
         updates = step // period
-        if agent.streams:
+        if agent.is_streaming:
             batch = replay.latest(state.rows, step)
         else:
             batch = replay.sample(state.rows, step, device_key(state.agent.seed, "replay", updates), config.batch_size)
         if config.analysis:
             key = device_key(state.agent.seed, "held-out", updates)
-            batch = with_held_out(batch, replay.sample(state.rows, step, key, config.held_out_size))
+            batch = append_held_out(batch, replay.sample(state.rows, step, key, config.held_out_size))
         new, metrics = agent.update(state.agent, batch)
         return state._replace(agent=new), metrics
 
@@ -118,27 +118,25 @@ def make_loop(config: Config, agent: Agent, env: NativeEnvironment, replay: Devi
     def cycle(
         learning: bool, refreshes: bool, carry: tuple[LoopState, Any], start: Array
     ) -> tuple[tuple[LoopState, Any], Ended]:
-        """`update_period` steps from `start`, then what is due: the body of Algorithm 1."""
+        """Take `update_period` steps from `start`, then learn: the body of Algorithm 1."""
         state, totals = carry
         times = start + jnp.arange(period)
         state, ended = jax.lax.scan(jax.vmap(act_and_store, in_axes=(0, None)), state, times)
         if learning:
             step = start + period
-            if scheme.num_copies > 1:  # a sync that fell between two updates takes effect before the second
-                since = (step - 1) // config.target_sync_period > start // config.target_sync_period
-                state = on_agents(agent.sync, since, state)
+            if schedule.sync_period:  # a sync that was due between two updates takes effect before the second
+                state = on_agents(agent.sync, schedule.was_sync_due(start, step), state)
             state, metrics = jax.vmap(learn, in_axes=(0, None))(state, step)
             totals = jax.tree.map(jnp.add, totals, metrics)
-            refreshed = step % config.target_update_period == 0
             if refreshes:
-                state = on_agents(agent.refresh, refreshed, state)
-            if scheme.num_copies > 1:
-                state = on_agents(agent.sync, ~refreshed & (step % config.target_sync_period == 0), state)
+                state = on_agents(agent.refresh, schedule.is_refresh_due(step), state)
+            if schedule.sync_period:
+                state = on_agents(agent.sync, schedule.is_sync_due(step), state)
         return (state, totals), ended
 
     def target_period(carry: tuple[LoopState, Any], start: Array) -> tuple[tuple[LoopState, Any], Ended]:
-        """T steps and a refresh: without a branch, which would copy the whole agent where none is due."""
-        starts = start + jnp.arange(0, config.target_update_period, period)
+        """Take T steps, then refresh: without a branch, which would copy the whole agent if none is due."""
+        starts = start + jnp.arange(0, schedule.refresh_period, period)
         (state, totals), ended = jax.lax.scan(partial(cycle, True, False), carry, starts)
         return (state._replace(agent=jax.vmap(agent.refresh)(state.agent)), totals), ended
 
@@ -148,43 +146,38 @@ def make_loop(config: Config, agent: Agent, env: NativeEnvironment, replay: Devi
         batch = env.spec.batch(config.sampled_batch_size)
         _, metrics = jax.eval_shape(jax.vmap(agent.update, in_axes=(0, None)), state.agent, batch)
         totals = jax.tree.map(lambda m: jnp.zeros(m.shape, m.dtype), metrics)
-        carry, length = (state, totals), config.target_update_period if whole_periods else period
+        carry, length = (state, totals), schedule.refresh_period if whole_periods else period
         body = target_period if whole_periods else partial(cycle, learning, agent.refreshes)
         (state, totals), ended = jax.lax.scan(body, carry, first_step + jnp.arange(0, num_steps, length))
         return state, jax.tree.map(lambda x: x.reshape(num_steps, -1), ended), totals
 
-    def in_turn(state: LoopState, first_step: Array, **settings: Any) -> tuple[LoopState, Ended, Any]:
-        """Seed by seed: each step of a stream goes through all of its traces; those of one seed stay in the cache."""
+    def one_by_one(state: LoopState, first_step: Array, **settings: Any) -> tuple[LoopState, Ended, Any]:
+        """Run streaming seeds one after another: each step reads all traces, and one seed's stay in the cache."""
         alone = jax.tree.map(lambda x: x[:, None], state)
         state, ended, totals = jax.lax.map(lambda seed: run(seed, first_step, **settings), alone)
         state, totals = jax.tree.map(lambda x: x[:, 0], (state, totals))
         return state, jax.tree.map(lambda x: x[:, :, 0].T, ended), totals
 
     static = ("num_steps", "learning", "whole_periods")
-    program = jit(in_turn if agent.streams else run, static_argnames=static, donate_argnums=0)
+    program = jit(one_by_one if agent.is_streaming else run, static_argnames=static, donate_argnums=0)
 
     def stretch(state: LoopState, first_step: int, *, num_steps: int, learning: bool) -> Any:
-        length = config.target_update_period
-        whole = learning and agent.refreshes and first_step % length == num_steps % length == 0
+        whole = learning and bool(schedule.is_refresh_due(first_step)) and bool(schedule.is_refresh_due(num_steps))
         return program(state, first_step, num_steps=num_steps, learning=learning, whole_periods=whole)
 
     return Loop(jit(jax.vmap(init)), stretch)
 
 
 @dataclass
-class Counters:
-    """Where one seed is, beyond its state on the device; saved as JSON."""
+class SeedCounters(Counters):
+    """Position of one seed, beside its state on the device."""
 
     step: int = 0
-    episode: int = 0
-    seconds: float = 0.0
-    logged_updates: int = 0  # updates summed in the totals that the next row of metrics averages
-    best: float | None = None
     epoch_returns: list[float] = field(default_factory=list)
 
 
 def train(
-    config: Config,
+    config: Any,
     run_dirs: list[Path],
     agent: Agent,
     env: NativeEnvironment,
@@ -193,133 +186,111 @@ def train(
     should_stop: Callable[[], bool] = lambda: False,
     progress: Progress | None = None,
 ) -> Iterator[list[Epoch]]:
-    """Train all seeds from their newest common checkpoint, or from the start; yield each epoch's results."""
+    """Train all seeds from their newest common checkpoint, or from the start; yield the results of each epoch."""
     progress = progress or Progress(config.total_timesteps, enabled=False)
-    loop = make_loop(config, agent, env, replay)
-    seeds = jnp.arange(config.seed, config.seed + len(run_dirs))
-    totals = empty_totals(agent, config, env.spec)
+    loop, num_seeds = make_loop(config, agent, env, replay), len(run_dirs)
+    seeds = jnp.arange(config.seed, config.seed + num_seeds)
+    totals = zero_totals(agent, config, env.spec)
     columns = metrics_columns(totals, probe_columns(config))
-    totals = jax.tree.map(lambda m: jnp.zeros((len(run_dirs), *m.shape), m.dtype), totals)
-    restored = _restore(run_dirs, jax.eval_shape(loop.init, seeds), totals, replay)
-    if restored:
-        state, totals, counts, saved_files, lengths = restored
+    totals = jax.tree.map(lambda m: jnp.zeros((num_seeds, *m.shape), m.dtype), totals)
+    if found := _restore(run_dirs, jax.eval_shape(loop.init, seeds), totals, replay):
+        state, totals, counts, saved_files, lengths = found
         progress.say(f"goes on after {counts[0].step:,} steps")
     else:
-        state = loop.init(seeds)
-        counts, saved_files = [Counters() for _ in run_dirs], [[] for _ in run_dirs]
-        lengths = [{"episodes": None, "metrics": None} for _ in run_dirs]
-    kept = list(zip(run_dirs, lengths, strict=True))
-    episodes = [Table(run_dir / "episodes.csv", EPISODE_COLUMNS, length["episodes"]) for run_dir, length in kept]
-    metrics = [Table(run_dir / "metrics.csv", columns, length["metrics"]) for run_dir, length in kept]
-    trackers = [Tracker(config.of_seed(index), d) for index, d in enumerate(run_dirs)]
+        state, counts, saved_files = loop.init(seeds), [SeedCounters() for _ in run_dirs], [[] for _ in run_dirs]
+        lengths = [{} for _ in run_dirs]
     step = counts[0].step
-    last_return: float | None = None
-    last_loss: float | None = None
-    clock = time.monotonic() - counts[0].seconds
-    saved_at = time.monotonic()
-    row_started, row_step = time.monotonic(), step
-    compiled_lengths: set[int] = set()  # stretches whose time is not that of the compiler
-    estimated = False
+    sessions = [
+        Session(
+            config.of_seed(index),
+            run_dir,
+            count,
+            {"episodes": EPISODE_COLUMNS, "metrics": columns},
+            length,
+            progress,
+            first_step=step,
+            frames_per_step=env.spec.frames_per_step,
+        )
+        for index, (run_dir, count, length) in enumerate(zip(run_dirs, counts, lengths, strict=True))
+    ]
 
     def save() -> None:
-        for index, run_dir in enumerate(run_dirs):
-            mine = jax.tree.map(np.asarray, _one(state, index))
-            require_finite(mine.agent.params, run_dir, step)
-            counts[index].step, counts[index].seconds = step, time.monotonic() - clock
-            saved_files[index] = _save_rows(run_dir / "replay", mine.rows, saved_files[index], step, replay.capacity)
-            for table in (episodes[index], metrics[index]):
-                table.flush_to_disk()
-            manifest = {
-                "config": config.of_seed(index).kept(),
-                "counters": asdict(counts[index]),
-                "replay": {"files": saved_files[index]},
-                "tables": {"episodes": episodes[index].length, "metrics": metrics[index].length},
-            }
-            arrays = checkpoint.flatten({**mine._replace(rows=())._asdict(), "totals": _one(totals, index)})
-            checkpoint.write(checkpoint.folder_of(run_dir, step), arrays, manifest)
-        for run_dir in run_dirs:  # only when every seed has the new one may an old one go
+        for index, session in enumerate(sessions):
+            mine, sums = jax.tree.map(np.asarray, _one(state, index)), _one(totals, index)
+            counts[index].step = step
+
+            def about(index: int = index, mine: LoopState = mine) -> dict[str, Any]:
+                folder = run_dirs[index] / "replay"
+                saved_files[index] = _save_rows(folder, mine.rows, saved_files[index], step, replay.capacity)
+                return {"replay": {"files": saved_files[index]}}
+
+            def arrays(mine: LoopState = mine, sums: Any = sums) -> dict[str, np.ndarray]:
+                return checkpoint.flatten({**mine._replace(rows=())._asdict(), "totals": sums})
+
+            session.save(step, mine.agent, sums, arrays, about, tidy=False)
+        for run_dir in run_dirs:  # an old checkpoint goes only when every seed has the new one
             checkpoint.tidy(run_dir)
 
+    compiled_lengths: set[int] = set()  # stretches whose time does not include the compiler
+    has_estimate = False
     try:
         while step < config.total_timesteps:
             epoch = step // config.epoch_steps
             until, learning = _next_stop(config, step)
+
+            # Act and learn.
             began = time.monotonic()
             state, ended, sums = loop.run(state, step, num_steps=until - step, learning=learning)
             jax.block_until_ready(ended)
-            if learning and not estimated and (until - step) in compiled_lengths:
-                estimated = True
-                left = (config.total_timesteps - until) * (time.monotonic() - began) / (until - step)
-                progress.say(f"about {duration(left)} left on this machine")
             if learning:
+                if not has_estimate and (until - step) in compiled_lengths:
+                    has_estimate = True
+                    left = (config.total_timesteps - until) * (time.monotonic() - began) / (until - step)
+                    progress.say(f"about {duration(left)} left on this machine")
                 compiled_lengths.add(until - step)
-            for index in range(len(run_dirs)):
-                mine = _one(ended, index, axis=1)
-                for episode in _record_episodes(episodes[index], mine, step, counts[index], config, clock):
-                    trackers[index].log({"return": episode["return"], "length": episode["length"]}, episode["step"])
-                    last_return = episode["return"]
-            if learning:
                 totals = jax.tree.map(jnp.add, totals, sums)
                 for count in counts:
                     count.logged_updates += (until - step) // config.update_period
-            step = until
 
+            # Record.
+            for index, session in enumerate(sessions):
+                _record_episodes(session, counts[index], _one(ended, index, axis=1), step, config.epoch_steps)
+            step = until
             if step % config.row_length == 0:
-                now = time.monotonic()
-                updates = max(0, step // config.update_period - config.learning_starts // config.update_period)
-                for index in range(len(run_dirs)):
-                    row: dict[str, Any] = {
-                        "step": step,
-                        "frame": step,
-                        "updates": updates,
-                        "epsilon": float(config.epsilon(step - 1)),
-                        "steps_per_second": (step - row_step) * len(run_dirs) / (now - row_started),
-                        "memory_mb": memory_mb(),
-                        "seconds": now - clock,
-                    }
-                    if counts[index].logged_updates:
-                        mine, sums = _one(state.agent, index), _one(totals, index)
-                        require_finite((mine.params, sums), run_dirs[index], step)
-                        row |= means(sums, counts[index].logged_updates)
-                        last_loss = row["loss"]
-                        if config.analysis:
-                            key = device_key(mine.seed, "probe", step)
-                            looked_at = replay.sample(_one(state.rows, index), step, key, config.analysis_samples)
-                            row |= probe_features(agent, mine, looked_at)
-                    counts[index].logged_updates = 0
-                    metrics[index].add(row)
-                    trackers[index].log(row, step)
+                for index, session in enumerate(sessions):
+                    mine = _one(state.agent, index)
+                    means, _ = session.average(_one(totals, index), mine, step)
+                    if means and config.analysis:
+                        key = device_key(mine.seed, "probe", step)
+                        states = replay.sample(_one(state.rows, index), step, key, config.analysis_samples)
+                        means |= probe_features(agent, mine, states)
+                    row = {"frame": step * env.spec.frames_per_step, "updates": _updates(config, step)}
+                    row |= {"epsilon": float(config.epsilon(step - 1)), **means}
+                    session.add_row(step, row, steps_per_step=num_seeds)
                 totals = jax.tree.map(jnp.zeros_like, totals)
-                row_started, row_step = now, step
-            progress.show(step, last_return, last_loss)
+            sessions[-1].show_progress(step)
 
             stopping = should_stop()
             if step == config.epoch_end(epoch):
                 results = []
-                for index, count in enumerate(counts):
-                    result = Epoch(epoch, step, count.epoch_returns)
-                    count.epoch_returns = []
-                    if result.returns and (count.best is None or result.mean_return > count.best):
-                        count.best = result.mean_return
-                        save_best(run_dirs[index], _one(state.agent, index), result)
+                for index, session in enumerate(sessions):
+                    result = Epoch(epoch, step, counts[index].epoch_returns)
+                    counts[index].epoch_returns = []
+                    session.end_epoch(result, _one(state.agent, index))
                     results.append(result)
                 save()
-                saved_at = time.monotonic()
                 yield results
-            elif stopping or time.monotonic() - saved_at > 60 * config.checkpoint_minutes:
+            elif stopping or sessions[0].is_checkpoint_due():
                 save()
-                saved_at = time.monotonic()
             if stopping and step < config.total_timesteps:
-                raise Interrupted(f"stopped at step {step:,}; go on with `isqn resume {run_dirs[0]}`")
+                raise sessions[0].interrupted(f"at step {step:,}")
     finally:
-        for table in (*episodes, *metrics):
-            table.close()
-        for tracker in trackers:
-            tracker.close()
+        for session in sessions:
+            session.close()
 
 
-def _next_stop(config: Config, step: int) -> tuple[int, bool]:
-    """Where the next stretch ends, in whole updates, and whether it learns."""
+def _next_stop(config: Any, step: int) -> tuple[int, bool]:
+    """Return where the next stretch ends, in whole updates, and whether it learns."""
     begins = config.learning_starts // config.update_period * config.update_period
     stops = [
         (step // config.row_length + 1) * config.row_length,
@@ -330,32 +301,22 @@ def _next_stop(config: Config, step: int) -> tuple[int, bool]:
     return min(stops), step >= begins
 
 
+def _updates(config: Any, step: int) -> int:
+    return max(0, step // config.update_period - config.learning_starts // config.update_period)
+
+
 def _one(tree: Any, index: int, axis: int = 0) -> Any:
-    """The part of one seed."""
+    """Return the part of one seed."""
     return jax.tree.map(lambda x: jnp.take(x, index, axis), tree)
 
 
-def _record_episodes(
-    table: Table, ended: Ended, first_step: int, count: Counters, config: Config, clock: float
-) -> list[dict[str, Any]]:
-    """Rows for the episodes that ended in a stretch of steps; an episode belongs to the epoch in which it ends."""
-    rows = []
+def _record_episodes(session: Session, count: SeedCounters, ended: Ended, first_step: int, epoch_steps: int) -> None:
+    """Record the episodes that ended in a stretch of steps; an episode belongs to the epoch in which it ends."""
     for place in np.flatnonzero(ended.over):
         step = first_step + int(place) + 1
-        row = {
-            "epoch": (step - 1) // config.epoch_steps,
-            "episode": count.episode,
-            "step": step,
-            "frame": step,
-            "return": float(ended.episodic_return[place]),
-            "length": int(ended.length[place]),
-            "seconds": time.monotonic() - clock,
-        }
-        table.add(row)
-        count.episode += 1
-        count.epoch_returns.append(row["return"])
-        rows.append(row)
-    return rows
+        episodic_return = float(ended.episodic_return[place])
+        session.add_episode((step - 1) // epoch_steps, step, episodic_return, int(ended.length[place]))
+        count.epoch_returns.append(episodic_return)
 
 
 def _save_rows(folder: Path, rows: Rows, files: list[Description], step: int, capacity: int) -> list[Description]:
@@ -371,43 +332,24 @@ def _save_rows(folder: Path, rows: Rows, files: list[Description], step: int, ca
 
 
 def _restore(run_dirs: list[Path], template: LoopState, totals: Any, replay: DeviceReplay) -> Any:
-    """The newest state that all seeds have whole."""
-    common = set.intersection(*(set(checkpoint.steps(d)) for d in run_dirs))
+    """Return the newest state that all seeds have whole, as one batch."""
     batched = {**template._replace(rows=())._asdict(), "totals": totals}
-    small = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batched)
-    for step in sorted(common, reverse=True):
-        states, manifests = [], []
-        try:
-            for run_dir in run_dirs:
-                folder = checkpoint.folder_of(run_dir, step)
-                arrays, manifest = checkpoint.read(folder)
-                tree = checkpoint.unflatten(small, arrays, folder)
-                tree["rows"] = _load_rows(run_dir / "replay", manifest["replay"]["files"], replay)
-                states.append(tree)
-                manifests.append(manifest)
-        except DamagedFile as error:
-            checkpoint.warn_damaged(error)
-            continue
-        for run_dir, manifest in zip(run_dirs, manifests, strict=True):
-            require_tables(run_dir, manifest["tables"])
-        for run_dir in run_dirs:
-            checkpoint.drop_after(run_dir, step)
-        tree = jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
-        totals = tree.pop("totals")
-        counts = [Counters(**manifest["counters"]) for manifest in manifests]
-        return (
-            LoopState(**tree),
-            totals,
-            counts,
-            [m["replay"]["files"] for m in manifests],
-            [m["tables"] for m in manifests],
-        )
-    if any(checkpoint.steps(d) for d in run_dirs):
-        raise UserError(f"{run_dirs[0]} has no checkpoint that can be read; move the folder away to train it anew.")
-    return None
+    one_seed = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batched)
+
+    def load(run_dir: Path, arrays: dict[str, np.ndarray], manifest: dict[str, Any]) -> Rows:
+        return load_rows(run_dir / "replay", manifest["replay"]["files"], replay)
+
+    if not (found := restore(run_dirs, one_seed, load)):
+        return None
+    states = [{**seed.tree, "rows": seed.extra} for seed in found]
+    tree = jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
+    totals = tree.pop("totals")
+    counts = [seed.counters(SeedCounters) for seed in found]
+    files, lengths = [s.manifest["replay"]["files"] for s in found], [s.manifest["tables"] for s in found]
+    return LoopState(**tree), totals, counts, files, lengths
 
 
-def _load_rows(folder: Path, files: list[Description], replay: DeviceReplay) -> Rows:
+def load_rows(folder: Path, files: list[Description], replay: DeviceReplay) -> Rows:
     rows = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), jax.eval_shape(replay.init))
     for file in files:
         places = np.arange(file["since"], file["until"]) % replay.capacity

@@ -9,8 +9,9 @@ import psutil
 
 from isqn.envs import dmc
 from isqn.envs.adapter import make_environment
-from isqn.experiments.config import Config
-from isqn.train import record, run, timing
+from isqn.train import online, record, timing
+from isqn.train.functions import make_agent
+from isqn.train.player import require_environment_agent
 from isqn.types import UserError
 
 EXTRAS = {
@@ -27,7 +28,7 @@ EXTRAS = {
 }
 
 
-def examine(config: Config) -> dict[str, Any]:
+def examine(config: Any) -> dict[str, Any]:
     """Facts for a person or a bug report. A missing extra is a finding, not a failure."""
     found: dict[str, Any] = {
         **record.provenance(),
@@ -36,12 +37,12 @@ def examine(config: Config) -> dict[str, Any]:
         "problem": None,
     }
     try:
-        run.require_environment(config, "`isqn doctor`")
+        require_environment_agent(config, "`isqn doctor`")
         env = make_environment(config.env_id, protocol=config.protocol)
     except UserError as error:
         return found | {"problem": str(error)}
-    agent = run.make_agent(config, env.spec)
-    times = timing.measure(config, agent, env, run.replay_factory(config, env.spec, rows=timing.ROWS)())
+    agent = make_agent(config, env.spec)
+    times = timing.measure(config, agent, env, online.replay_factory(config, env.spec, rows=timing.ROWS)())
     env.close()
     part, share = times.bottleneck(config)
     rate = 1 / times.seconds_per_step(config)
@@ -54,7 +55,7 @@ def examine(config: Config) -> dict[str, Any]:
     }
 
 
-def _updates(config: Config) -> str:
+def _updates(config: Any) -> str:
     if config.updates_per_step > 1:
         return f"{config.updates_per_step} updates after every step"
     every = "step" if config.update_period == 1 else f"{config.update_period} steps"

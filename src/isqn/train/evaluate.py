@@ -12,14 +12,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from isqn.agents.q_learning import Agent, AgentState
+from isqn.agents.base import Agent, AgentState
 from isqn.compiler import jit
 from isqn.data.files import DamagedFile
 from isqn.envs.adapter import Environment, make_environment
 from isqn.envs.native import NativeEnvironment
 from isqn.keys import device_key, episode_seed, host_generator
 from isqn.train import checkpoint
-from isqn.train.host import compile_agent
+from isqn.train.functions import compile_agent
 from isqn.types import Array, EnvSpec, Interrupted, UserError
 
 
@@ -64,7 +64,7 @@ def evaluate(
 
     def see(frame: np.ndarray) -> np.ndarray:
         nonlocal state
-        state, seen = call.watch(state, frame)
+        state, seen = call.observe_eval(state, frame)
         return seen
 
     for index in range(episodes):
@@ -204,7 +204,7 @@ def native_evaluation(
 
 
 def only_acting(state: AgentState, seed: int) -> AgentState:
-    """What acts, drawing from another seed."""
+    """Return the acting part of a state, with a seed of its own."""
     return state._replace(seed=jnp.asarray(seed, jnp.uint32), optimizer=(), copies=(), probe=())
 
 

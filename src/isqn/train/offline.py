@@ -1,6 +1,6 @@
-"""The offline loop: all is learned from a dataset; before the first update and after each epoch the agent plays.
+"""The offline loop: all is learned from data; before the first update and after each epoch the agent is evaluated.
 
-A batch is a function of the seed and its number, so batches are drawn ahead, in a thread, while updates run; several at
+A batch is a function of the seed and its number, so a thread draws batches ahead while updates run; it draws several at
 a time, because that takes little longer than one.
 """
 
@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -18,37 +18,32 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from isqn.agents.q_learning import Agent, AgentState
-from isqn.analysis.probes import probe_columns, probe_features
-from isqn.experiments.config import Config
+from isqn.agents.base import Agent, AgentState, target_schedule
 from isqn.keys import host_generator
-from isqn.train import checkpoint, parallel
+from isqn.train import checkpoint
 from isqn.train.evaluate import Episode
-from isqn.train.host import compile_agent
-from isqn.train.loop import Epoch, empty_totals, means, metrics_columns, require_finite, save_best
-from isqn.train.progress import Progress, count, free_memory, memory_mb
-from isqn.train.record import EPISODE_COLUMNS, Table, Tracker, require_tables
-from isqn.types import Interrupted, UserError
+from isqn.train.functions import compile_agent, zero_totals
+from isqn.train.probes import probe_columns, probe_features
+from isqn.train.progress import Progress
+from isqn.train.record import EPISODE_COLUMNS
+from isqn.train.session import Counters, Epoch, Session, metrics_columns, restore
+from isqn.types import UserError
 
 GROUP = 8  # batches drawn at a time
-AHEAD = 2  # groups
-HELD = GROUP * (AHEAD + 2)  # batches in memory: those ahead, the ones that are drawn and the ones that are taken
+GROUPS_AHEAD = 2
+BATCHES_IN_MEMORY = GROUP * (GROUPS_AHEAD + 2)  # those ahead, those being drawn and those being taken
 
 
 @dataclass
-class Counters:
-    """Where the run is; saved as JSON."""
+class OfflineCounters(Counters):
+    """Position of a run in the offline loop."""
 
     updates: int = 0
     epoch: int = 0  # the next one to be evaluated
-    episode: int = 0
-    seconds: float = 0.0
-    logged_updates: int = 0  # updates summed in the totals that the next row of metrics averages
-    best: float | None = None
 
 
 class Source(Protocol):
-    """What is learned from: a dataset, or games."""
+    """Data to learn from: a dataset, or games."""
 
     folder: Any
     spec: Any
@@ -57,27 +52,40 @@ class Source(Protocol):
     def digest(self) -> str: ...
 
     def sample(self, size: int, generator: np.random.Generator) -> Any:
-        """A batch."""
+        """Draw a batch."""
 
 
 class Evaluation(NamedTuple):
+    """Episodes of an evaluation, and measures beside them."""
+
     episodes: list[Episode]
     measures: dict[str, float] = {}  # noqa: RUF012 - never written to
 
 
+class Devices(NamedTuple):
+    """Placement of arrays on the devices of one process; a run on several replaces these functions."""
+
+    replicate: Callable[[Any], Any] = lambda tree: tree  # onto all devices
+    shard: Callable[[Any], Any] = lambda batch: batch  # a share of the batch for each device
+    local_copy: Callable[[Any], Any] = lambda tree: tree  # onto one device of this process
+    any_process: Callable[[bool], bool] = lambda wish: wish
+    is_first: bool = True  # whether this process keeps the files
+    compile_update: Callable[..., Any] = lambda update, *_: update
+
+
 class Batches:
-    """One after the other, from a number on; a thread draws them before they are asked for."""
+    """Batches one after another from a number on, drawn ahead by a thread."""
 
     def __init__(self, draw: Callable[[int], list[Any]], first: int) -> None:
         self._draw, self._next, skipped = draw, *divmod(first, GROUP)
         self._drawn = deque[Future[list[Any]]]()
-        self.thread = ThreadPoolExecutor(1)  # whatever is drawn from a dataset is drawn in it
+        self.thread = ThreadPoolExecutor(1)  # the only thread that reads the dataset
         self._left: Iterator[Any] = iter(())
         for _ in range(skipped):
             next(self)
 
     def _group(self) -> list[Any]:
-        while len(self._drawn) <= AHEAD:
+        while len(self._drawn) <= GROUPS_AHEAD:
             self._drawn.append(self.thread.submit(self._draw, self._next))
             self._next += 1
         return self._drawn.popleft().result()
@@ -94,191 +102,139 @@ class Batches:
 
 
 def train(
-    config: Config,
+    config: Any,
     run_dir: Path,
     agent: Agent,
-    dataset: Source,
+    source: Source,
     evaluate: Callable[[AgentState, int], Evaluation],
     *,
-    prepare: Callable[[AgentState], AgentState] = lambda state: state,
+    initialise: Callable[[AgentState], AgentState] = lambda state: state,
     measures: tuple[str, ...] = (),
+    devices: Devices | None = None,
     should_stop: Callable[[], bool] = lambda: False,
     progress: Progress | None = None,
 ) -> Iterator[Epoch]:
-    """Train from the newest checkpoint in `run_dir`, or from the start; yield each epoch's result.
+    """Train from the newest checkpoint in `run_dir`, or from the start; yield the result of each epoch.
 
-    `evaluate` plays with a state for an epoch, and says what else it finds, whose names are `measures`; it raises
-    `Interrupted` if it is to stop. `prepare` changes the state that is begun with.
+    `evaluate` plays with a state at an epoch and returns episodes and values of `measures`; it raises `Interrupted` if
+    it is to stop. `initialise` changes the state of a new run.
     """
-    scheme, seed, spec = config.target_scheme, config.seed, dataset.spec
+    seed, schedule, devices = config.seed, target_schedule(config, agent), devices or Devices()
     call = compile_agent(agent)
     progress = progress or Progress(config.length, enabled=False)
-    count = Counters()
-    totals = empty_totals(agent, config, spec)
-    state = call.init(seed)
+    state, totals = call.init(seed), zero_totals(agent, config, source.spec)
     columns = (*metrics_columns(totals, probe_columns(config)), "waiting_share")
-    lengths: dict[str, int] = {}
-    restored = _restore(run_dir, dataset, state, totals)
-    if restored:
-        state, totals, count, lengths = restored
+    count, lengths = OfflineCounters(), {}
+
+    def load(run_dir: Path, arrays: dict[str, np.ndarray], manifest: dict[str, Any]) -> None:
+        if manifest["learned_from"] != source.digest:
+            changed = "it has changed since, or is another one"
+            raise UserError(f"{source.folder} is not what {run_dir} was trained on: {changed}.")
+
+    if found := restore([run_dir], {"agent": state, "totals": totals}, load):
+        (last,) = found
+        state, totals, count = last.tree["agent"], last.tree["totals"], last.counters(OfflineCounters)
+        lengths = last.manifest["tables"]
         progress.say(f"goes on after {count.updates:,} updates")
     else:
-        state = prepare(state)
-    here, keeps = parallel.here, parallel.is_first()
-    update: Any = call.update
-    if config.writes:
-        parallel.require_same(f"{dataset.digest} {count.updates}")
-        state, totals = parallel.everywhere((state, totals))
-        shapes = parallel.spread(jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), spec.batch(config.batch_size)))
-        update = update.lower(state, totals, shapes).compile()
-        _say_memory(update, progress)
-    kinds = {"evaluations": EPISODE_COLUMNS, "metrics": columns}
-    kinds |= {"measures": ("epoch", "step", *measures)} if measures else {}
-    tables = {name: Table(run_dir / f"{name}.csv", cells, lengths.get(name)) for name, cells in kinds.items()}
-    tracker = Tracker(config, run_dir)
-    last_return: float | None = None
-    last_loss: float | None = None
-    clock = time.monotonic() - count.seconds
-    saved_at = logged_at = time.monotonic()
-    logged_updates, waited = count.updates, 0.0
+        state = initialise(state)
+    state, totals = devices.replicate((state, totals))
+    update = devices.compile_update(call.update, state, totals, count.updates)
+    tables = {"evaluations": EPISODE_COLUMNS, "metrics": columns}
+    tables |= {"measures": ("epoch", "step", *measures)} if measures else {}
+    session = Session(
+        config,
+        run_dir,
+        count,
+        tables,
+        lengths,
+        progress,
+        first_step=count.updates,
+        keeps_files=devices.is_first,
+    )
+    waited = 0.0  # seconds of the device since the last row
 
     def draw(group: int) -> list[Any]:
-        return split(dataset.sample(GROUP * config.batch_size, host_generator(seed, "replay", group)))
+        return split(source.sample(GROUP * config.batch_size, host_generator(seed, "replay", group)))
 
     def save() -> None:
-        nonlocal saved_at
-        if not keeps:
-            return
-        kept = here({"agent": state, "totals": totals})
-        require_finite((kept["agent"].params, kept["agent"].policy, kept["totals"]), run_dir, count.updates)
-        count.seconds = time.monotonic() - clock
-        for table in tables.values():
-            table.flush_to_disk()
-        manifest = {
-            "config": config.kept(),
-            "counters": asdict(count),
-            "learned_from": dataset.digest,
-            "tables": {name: table.length for name, table in tables.items()},
-        }
-        checkpoint.write(checkpoint.folder_of(run_dir, count.updates), checkpoint.flatten(kept), manifest)
-        checkpoint.tidy(run_dir)
-        saved_at = time.monotonic()
+        here = devices.local_copy({"agent": state, "totals": totals})
+        session.save(
+            count.updates,
+            here["agent"],
+            here["totals"],
+            lambda: checkpoint.flatten(here),
+            lambda: {"learned_from": source.digest},
+        )
 
     batches = Batches(draw, count.updates)
     try:
         while count.epoch < config.num_epochs:
+            # Evaluate.
             if count.updates >= config.epoch_end(count.epoch):
                 save()  # a kill in the middle of an evaluation loses that evaluation only
                 began = time.monotonic()
-                result = Epoch(count.epoch, count.updates, [])
-                found = evaluate(here(state), count.epoch)
-                if measures:
-                    row = {"epoch": count.epoch, "step": count.updates, **found.measures}
-                    tables["measures"].add(row)
-                    tracker.log(row, count.updates)
-                for played in found.episodes:
-                    row = {
-                        "epoch": count.epoch,
-                        "episode": count.episode,
-                        "step": count.updates,
-                        "return": played.episodic_return,
-                        "length": played.length,
-                        "seconds": time.monotonic() - clock,
-                    }
-                    tables["evaluations"].add(row)
-                    tracker.log({"return": played.episodic_return, "length": played.length}, count.updates)
-                    result.returns.append(played.episodic_return)
-                    count.episode += 1
+                acting = devices.local_copy(state)
+                result = _record(session, count, evaluate(acting, count.epoch), measures)
                 count.epoch += 1
-                if result.returns:
-                    last_return = result.mean_return
-                    if count.best is None or result.mean_return > count.best:
-                        count.best = result.mean_return
-                        if keeps:
-                            save_best(run_dir, here(state), result)
+                session.end_epoch(result, acting)
                 save()
                 yield result
-                logged_at += time.monotonic() - began  # of which no update is a part
+                session.exclude(time.monotonic() - began)
                 continue
 
+            # Learn.
             began = time.monotonic()
-            batch = parallel.spread(next(batches)) if config.writes else next(batches)
+            batch = devices.shard(next(batches))
             if totals["loss"].is_ready():  # the device has nothing else to do
                 waited += time.monotonic() - began
             state, totals = update(state, totals, batch)
             count.updates += 1
             count.logged_updates += 1
-            if agent.refreshes and count.updates % config.target_update_period == 0:
+            if schedule.is_refresh_due(count.updates):
                 state = call.refresh(state)
-            elif scheme.num_copies > 1 and count.updates % config.target_sync_period == 0:
+            elif schedule.is_sync_due(count.updates):
                 state = call.sync(state)
 
+            # Record.
             if count.updates % config.row_length == 0:
-                require_finite(here((state.params, state.policy, totals)), run_dir, count.updates)
-                now = time.monotonic()
-                row = {
-                    "step": count.updates,
-                    "updates": count.updates,
-                    **means(totals, count.logged_updates),
-                    "steps_per_second": (count.updates - logged_updates) / (now - logged_at),
-                    "memory_mb": memory_mb(),
-                    "seconds": now - clock,
-                    "waiting_share": waited / (now - logged_at),
-                }
-                last_loss = row["loss"]
-                totals, count.logged_updates = jax.tree.map(jnp.zeros_like, totals), 0
+                acting = devices.local_copy(state)
+                means, _ = session.average(devices.local_copy(totals), acting, count.updates)
+                totals = jax.tree.map(jnp.zeros_like, totals)
+                waiting_share, waited = waited / session.row_seconds, 0.0
                 if config.analysis:
                     generator = host_generator(seed, "probe", count.updates)
-                    looked_at = batches.thread.submit(dataset.sample, config.analysis_samples, generator).result()
-                    row |= probe_features(agent, here(state), looked_at)
-                tables["metrics"].add(row)
-                tracker.log(row, count.updates)
-                waited, logged_at, logged_updates = 0.0, time.monotonic(), count.updates
-            progress.show(count.updates, last_return, last_loss)
+                    states = batches.thread.submit(source.sample, config.analysis_samples, generator).result()
+                    means |= probe_features(agent, acting, states)
+                session.add_row(count.updates, {"updates": count.updates, **means, "waiting_share": waiting_share})
+            session.show_progress(count.updates)
 
-            stopping = parallel.agreed(should_stop())
-            if stopping or time.monotonic() - saved_at > 60 * config.checkpoint_minutes:
+            stopping = devices.any_process(should_stop())
+            if stopping or session.is_checkpoint_due():
                 save()
             if stopping:
-                raise Interrupted(f"stopped after {count.updates:,} updates; go on with `isqn resume {run_dir}`")
+                raise session.interrupted(f"after {count.updates:,} updates")
     finally:
         batches.close()
-        for table in tables.values():
-            table.close()
-        tracker.close()
+        session.close()
 
 
-def _say_memory(update: Any, progress: Progress) -> None:
-    """What an update takes at its peak, on each device, as its compiler planned it; refused if there is not so much."""
-    plan = update.memory_analysis()
-    more = plan.output_size_in_bytes - plan.alias_size_in_bytes + plan.temp_size_in_bytes
-    peak = plan.argument_size_in_bytes + more
-    progress.say(f"an update needs {peak / 1e9:.3g} GB at its peak, on each of {count(jax.device_count(), 'device')}")
-    if jax.default_backend() == "cpu" and jax.local_device_count() * more > 0.95 * free_memory():
-        raise UserError(
-            f"An update needs {more / 1e9:.1f} GB beside what it learns, on each of "
-            f"{count(jax.local_device_count(), 'device')}, and {free_memory() / 1e9:.1f} GB are free; lower "
-            "--micro-batch-size, or give --rematerialise."
-        )
+def _record(session: Session, count: OfflineCounters, found: Evaluation, measures: tuple[str, ...]) -> Epoch:
+    """Write the tables of an evaluation."""
+    if measures:
+        row = {"epoch": count.epoch, "step": count.updates, **found.measures}
+        session.tables["measures"].add(row)
+        session.tracker.log(row, count.updates)
+    for episode in found.episodes:
+        session.add_episode(count.epoch, count.updates, episode.episodic_return, episode.length, table="evaluations")
+    returns = [episode.episodic_return for episode in found.episodes]
+    result = Epoch(count.epoch, count.updates, returns)
+    session.last_return = result.mean_return if returns else session.last_return
+    return result
 
 
 def split(group: Any) -> list[Any]:
-    """One behind the other."""
-    columns, kind = jax.tree.flatten(group)
+    """Split a group into its batches."""
+    columns, structure = jax.tree.flatten(group)
     parts = [np.split(column, GROUP) for column in columns]
-    return [jax.tree.unflatten(kind, batch) for batch in zip(*parts, strict=True)]
-
-
-def _restore(run_dir: Path, dataset: Source, state: Any, totals: Any) -> Any:
-    for step, arrays, manifest in checkpoint.newest_good(run_dir):
-        if manifest["learned_from"] != dataset.digest:
-            changed = "it has changed since, or is another one"
-            raise UserError(f"{dataset.folder} is not what {run_dir} was trained on: {changed}.")
-        tree = checkpoint.unflatten({"agent": state, "totals": totals}, arrays, checkpoint.folder_of(run_dir, step))
-        require_tables(run_dir, manifest["tables"])
-        checkpoint.drop_after(run_dir, step)
-        tree = jax.tree.map(jnp.asarray, tree)
-        return tree["agent"], tree["totals"], Counters(**manifest["counters"]), manifest["tables"]
-    if checkpoint.steps(run_dir):
-        raise UserError(f"{run_dir} has no checkpoint that can be read; move the folder away to train it anew.")
-    return None
+    return [jax.tree.unflatten(structure, batch) for batch in zip(*parts, strict=True)]

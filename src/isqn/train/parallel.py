@@ -49,7 +49,7 @@ def is_first() -> bool:
     return jax.process_index() == 0
 
 
-def meet(name: str) -> None:
+def barrier(name: str) -> None:
     """Wait for the others."""
     if jax.process_count() > 1:
         multihost_utils.sync_global_devices(name)
@@ -68,18 +68,18 @@ def require_same(what: str) -> None:
 @contextmanager
 def workplace(run_dir: Path) -> Iterator[Path]:
     """The folder of a run, that the first process has made; for the others a copy, from before it is written to."""
-    meet("made")
-    if agreed(not run_dir.is_dir()):
+    barrier("made")
+    if any_process(not run_dir.is_dir()):
         raise UserError(f"The processes of this run do not see the same folder {run_dir}; it must be on a shared disk.")
     with TemporaryDirectory() as aside:
         if not is_first():
             shutil.copytree(run_dir, Path(aside) / "run", ignore=shutil.ignore_patterns("best-*", "videos"))
-        meet("copied")
+        barrier("copied")
         yield run_dir if is_first() else Path(aside) / "run"
-    meet("finished")
+    barrier("finished")
 
 
-def agreed(wish: bool) -> bool:
+def any_process(wish: bool) -> bool:
     """Whether any process has it: all go on, or all stop, after the same update."""
     return wish if jax.process_count() == 1 else bool(multihost_utils.process_allgather(np.array(wish)).any())
 
@@ -87,12 +87,12 @@ def agreed(wish: bool) -> bool:
 # -- arrays
 
 
-def spread(batch: Any) -> Any:
+def shard(batch: Any) -> Any:
     """A share of the games for each device; all processes hold the whole batch."""
     return _placed(batch, "games")
 
 
-def everywhere(tree: Any) -> Any:
+def replicate(tree: Any) -> Any:
     return _placed(tree)
 
 
@@ -108,7 +108,7 @@ def _placed(tree: Any, *axes: str) -> Any:
     return jax.tree.map(place, tree)
 
 
-def here(tree: Any) -> Any:
+def local_copy(tree: Any) -> Any:
     """What every device has, on one of this process: to be looked at without the others."""
     return tree if jax.device_count() == 1 else jax.tree.map(lambda x: x.addressable_data(0), tree)
 

@@ -97,11 +97,11 @@ class Progress:
             f"return {last_return:.1f}" if last_return is not None else "",
             f"loss {loss:.3g}" if loss is not None else "",
             f"{memory_mb():,.0f} MB",
-            self.left(step),
+            self.time_left(step),
         ]
         _write("\r\x1b[K" + " · ".join(filter(None, parts)))
 
-    def left(self, step: int) -> str:
+    def time_left(self, step: int) -> str:
         """How long it will take to the end; nothing if that is not known yet, or there."""
         rate = self._rate(step)
         return f"{duration((self.total_steps - step) / rate)} left" if rate and step < self.total_steps else ""

@@ -22,14 +22,30 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, ClassVar
 
+from isqn.agents.registry import read_config_file
+from isqn.config.fields import nearest_path
+from isqn.config.parts import Run
+from isqn.config.toml import to_toml
 from isqn.data.files import replace_text
-from isqn.experiments.config import Config, seed_dir, slug, to_toml
+from isqn.imports import IMPORTED
 from isqn.types import UserError
 
 EPISODE_COLUMNS = ("epoch", "episode", "step", "frame", "return", "length", "seconds")
 
 
-def default_run_dir(config: Config, root: Path = Path("runs")) -> Path:
+def seed_dir(folder: Path, seed: int) -> Path:
+    """Return the folder of the run of one seed."""
+    return folder / f"seed-{seed}"
+
+
+def slug(name: str) -> str:
+    """Return a name as part of a path."""
+    for old, new in (("/", "-"), (":", "-"), (",", ""), (" ", "-"), ("=", ""), ("(λ)", "-lambda")):
+        name = name.replace(old, new)
+    return name
+
+
+def default_run_dir(config: Run, root: Path = Path("runs")) -> Path:
     """No clock in the name, so that a rerun finds its folder."""
     words = (config.experiment, config.env_id, config.label)
     return seed_dir(root.joinpath(*map(slug, words)), config.seed)
@@ -107,7 +123,7 @@ class Busy(UserError):
 
 
 @contextmanager
-def hold(run_dirs: Iterable[Path], flag: str = "--run-dir") -> Iterator[None]:
+def lock_run(run_dirs: Iterable[Path], flag: str = "--run-dir") -> Iterator[None]:
     """Folders, made where they are not there, for this process alone; it ends with the process, however that ends."""
     with ExitStack() as stack:
         for run_dir in run_dirs:
@@ -134,7 +150,7 @@ def writable(folder: Path, flag: str = "--run-dir") -> Iterator[None]:
         raise UserError(f"{folder} cannot be written ({error.strerror}); choose another {flag}.") from None
 
 
-def create_run(run_dir: Path, config: Config, overwrite: bool = False) -> None:
+def create_run(run_dir: Path, config: Run, overwrite: bool = False) -> None:
     """Make the folder, or say why not."""
     require_free(run_dir, overwrite)
     with writable(run_dir):
@@ -142,6 +158,26 @@ def create_run(run_dir: Path, config: Config, overwrite: bool = False) -> None:
         for path in run_dir.iterdir():  # none, unless they are to be overwritten
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
         replace_text(run_dir / "config.toml", to_toml(config))
+
+
+def read_config(run_dir: Path) -> Run:
+    """Return the config of a run folder. Nothing is executed that the folder names."""
+    if not (run_dir / "config.toml").is_file():
+        if not run_dir.exists():
+            raise UserError(f"{run_dir} does not exist{nearest_path(run_dir) or '; give the folder of a run.'}")
+        raise UserError(f"{run_dir} is not a run: there is no config.toml in it.")
+    try:
+        return read_config_file(run_dir / "config.toml")
+    except UserError as error:
+        raise UserError(f"{error}{_missing_imports(run_dir)}") from None
+
+
+def _missing_imports(run_dir: Path) -> str:
+    """Return which flags import what a run was trained with, if that is not imported now."""
+    recorded = read_summary(run_dir).get("imports", [])
+    names = [name for name in recorded if isinstance(name, str)] if isinstance(recorded, list) else []
+    missing = [f"--import {name}" for name in names if name not in IMPORTED]
+    return f" The run was trained with {' '.join(missing)}; add it." if missing else ""
 
 
 def run_state(run_dir: Path) -> str:
@@ -180,6 +216,7 @@ def provenance() -> dict[str, Any]:
         "versions": {name: found for name in packages if (found := _version(name))},
         "git": _git_hash(),
         "command": shlex.join(sys.argv),
+        **({"imports": IMPORTED} if IMPORTED else {}),
     }
 
 
@@ -215,7 +252,7 @@ class Tracker:
         "q_value": "losses/q_values",
     }
 
-    def __init__(self, config: Config, run_dir: Path):
+    def __init__(self, config: Run, run_dir: Path):
         self._log: Any = None
         self._finish: Any = None
         if config.track == "none":
@@ -225,7 +262,7 @@ class Tracker:
         except Exception as error:
             self._give_up(config.track, error)
 
-    def _open(self, config: Config, run_dir: Path) -> None:
+    def _open(self, config: Run, run_dir: Path) -> None:
         if config.track == "tensorboard":
             try:
                 from tensorboardX import SummaryWriter
@@ -242,7 +279,9 @@ class Tracker:
         # Seeds of one process are runs of their own: wandb must be told, trackio ends the run in its context.
         more = {"dir": run_dir, "reinit": "create_new"} if config.track == "wandb" else {}
         name = f"{config.env_id} {config.label} seed {config.seed}"
-        run = Context().run(library.init, project=config.experiment, name=name, config=asdict(config), **more)
+        run = Context().run(
+            library.init, project=config.experiment, name=name, config={"agent": config.agent, **asdict(config)}, **more
+        )
         self._log = lambda values, step: run.log(values, step=step)
         self._finish = run.finish
 

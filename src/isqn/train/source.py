@@ -7,7 +7,8 @@ from pathlib import Path
 from isqn.data import sources
 from isqn.data.dataset import INDEX, MINARI, read_index, spec_of
 from isqn.envs import atari
-from isqn.envs.adapter import full_id, make_environment
+from isqn.envs.adapter import make_environment
+from isqn.envs.registry import full_id
 from isqn.types import EnvSpec, UserError
 
 KINDS = (

@@ -9,19 +9,18 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from isqn.agents.q_learning import Agent
+from isqn.agents.base import Agent
 from isqn.data.replay import Replay
 from isqn.envs.adapter import Environment
-from isqn.experiments.config import Config
 from isqn.keys import host_generator
-from isqn.train.host import Functions, compile_agent
-from isqn.train.loop import empty_totals, play, with_held_out
+from isqn.train.functions import Functions, append_held_out, compile_agent, zero_totals
+from isqn.train.play import play
 
 ROWS = 2_000  # of a replay that is only timed
 
 
 class Timing(NamedTuple):
-    """Seconds of one call: the median, and the quartiles around it."""
+    """Median of the seconds of one call, with the quartiles around it."""
 
     median: float
     low: float
@@ -29,7 +28,7 @@ class Timing(NamedTuple):
 
 
 def time_calls(call: Callable[[], object], seconds: float = 1.0, least: int = 5) -> Timing:
-    """Call once to warm up, then for about so long."""
+    """Call once to warm up, then again for about `seconds`."""
     call()
     taken: list[float] = []
     begin = time.perf_counter()
@@ -41,21 +40,35 @@ def time_calls(call: Callable[[], object], seconds: float = 1.0, least: int = 5)
     return Timing(float(median), float(low), float(high))
 
 
+def time_updates(config: Any, agent: Agent, spec: Any, batch: Any, seconds: float) -> float:
+    """Measure the median seconds of an update; `batch` holds shapes and types."""
+    call = compile_agent(agent)
+    state, totals = call.init(config.seed), zero_totals(agent, config, spec)
+    zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), batch)
+
+    def update() -> None:
+        nonlocal state, totals
+        state, totals = call.update(state, totals, zeros)
+        jax.block_until_ready(state)
+
+    return time_calls(update, seconds).median
+
+
 class StepTimes(NamedTuple):
-    """Seconds: of one environment step, one choice of action, one sampled batch, one update."""
+    """Seconds of one environment step, one choice of action, one sampled batch and one update."""
 
     environment: Timing
     act: Timing
     sample: Timing
     update: Timing
 
-    def seconds_per_step(self, config: Config) -> float:
-        """Of the loop once it learns."""
+    def seconds_per_step(self, config: Any) -> float:
+        """Return the seconds of a step of the loop once it learns."""
         each = self.environment.median + self.act.median
         return each + (self.sample.median + self.update.median) / config.update_period
 
-    def bottleneck(self, config: Config) -> tuple[str, float]:
-        """The part that takes most of a step, and its share."""
+    def bottleneck(self, config: Any) -> tuple[str, float]:
+        """Return the part that takes most of a step, and its share."""
         shares = {
             "environment": self.environment.median,
             "act": self.act.median,
@@ -67,7 +80,7 @@ class StepTimes(NamedTuple):
 
 
 def measure(
-    config: Config,
+    config: Any,
     agent: Agent,
     env: Environment,
     replay: Replay,
@@ -78,7 +91,7 @@ def measure(
     call = functions or compile_agent(agent)
     rng = host_generator(config.seed, "timing")
     state: Any = call.init(config.seed)
-    totals: Any = empty_totals(agent, config, env.spec)
+    totals: Any = zero_totals(agent, config, env.spec)
 
     def observe(*seen: Any) -> np.ndarray:
         nonlocal state
@@ -90,9 +103,9 @@ def measure(
         next(steps)
 
     def sample() -> Any:
-        batch = replay.latest(explored=False) if agent.streams else replay.sample(config.learned_batch_size, rng)
+        batch = replay.latest(explored=False) if agent.is_streaming else replay.sample(config.update_batch_size, rng)
         size = config.held_out_size
-        return with_held_out(batch, replay.sample(size, rng)) if size else batch
+        return append_held_out(batch, replay.sample(size, rng)) if size else batch
 
     batch = sample()
 

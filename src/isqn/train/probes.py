@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from isqn.agents import normalisation
+from isqn.agents.base import Agent, AgentState
+from isqn.agents.dqn import make_pair_losses
 from isqn.compiler import jit
-from isqn.types import Array, EnvSpec, Metrics, Params, Transition
-
-if TYPE_CHECKING:
-    from isqn.agents.q_learning import Agent, AgentState
-    from isqn.experiments.config import Config
+from isqn.losses import make_loss
+from isqn.schemes import target_based, target_free
+from isqn.types import Array, Metrics, Params, Transition
 
 
-def probe_columns(config: Config) -> tuple[str, ...]:
+def probe_columns(config: Any) -> tuple[str, ...]:
     """What a row of metrics says about the network."""
     heads = ("head_cosine",) if config.target_scheme.num_heads > 1 else ()
     norm = ("batch_norm_deviation",) if config.uses_batch_norm else ()
@@ -40,7 +41,7 @@ def dormant_share(units: list[Array]) -> float:
 
 def probe_features(agent: Agent, state: AgentState, batch: Transition) -> dict[str, float]:
     """Rank and dormant units of a network on the states of a batch; with several heads, how alike they are."""
-    units, features = jit(agent.look)(state._replace(optimizer=(), probe=()), batch)
+    units, features = jit(agent.activations)(state._replace(optimizer=(), probe=()), batch)
     found = {"effective_rank": effective_rank(np.asarray(features)), "dormant_share": dormant_share(units)}
     cosine = head_cosine(state.params["heads"])
     found |= {} if cosine is None else {"head_cosine": cosine}
@@ -65,20 +66,17 @@ def batch_norm_deviation(units: list[Array]) -> float:
     return float(np.sqrt(np.mean([np.asarray(layer, np.float64).var(axis=0).mean() for layer in units])))
 
 
-def observed(agent: Agent, config: Config, spec: EnvSpec) -> Agent:
+def add_probes(agent: Agent, config: Any) -> Agent:
     """The same agent, which also reports churn and gradient directions at every update.
 
     Its batches are longer: what comes behind is held out, only looked at. Its state keeps the
     network as it was at the last refresh, before heads moved: there the head that learns first is the one
     that is now its target, so that a target-based gradient can be computed beside the agent's own.
     """
-    from isqn.agents import normalise  # agents know nothing of probes
-    from isqn.agents.q_learning import make
-
-    scheme = config.target_scheme
-    plain = {"num_bellman_iterations": 1, "head_weights": (), "meta_gradient": "none"}
-    free = make(config.replace(scheme="target-free", **plain), spec)
-    based = make(config.replace(scheme="target-based", **plain), spec)
+    scheme, pair_loss = config.target_scheme, make_loss(config.loss, config)
+    joint = config.uses_batch_norm
+    without_target_losses = make_pair_losses(target_free(), agent.network, pair_loss, joint=joint)
+    with_target_losses = make_pair_losses(target_based(), agent.network, pair_loss, joint=joint)
     learns, aims = scheme.online[0], scheme.target[0]
 
     def first_head(params: Params) -> Params:
@@ -87,7 +85,7 @@ def observed(agent: Agent, config: Config, spec: EnvSpec) -> Agent:
     def target_of(state: AgentState, batch: Transition) -> Array:
         """What the first pair learns towards, but for the reward."""
         params = state.copies[scheme.copy[0]] if scheme.copy else state.params
-        q, _ = agent.network.apply(params, state.statistics, batch.next_obs, config.batch_norm)
+        q, _ = agent.network.apply(params, state.statistics, batch.next_obs, joint)
         return batch.discount * q[:, aims].max(axis=-1)
 
     def init(seed: Array | int) -> AgentState:
@@ -102,13 +100,13 @@ def observed(agent: Agent, config: Config, spec: EnvSpec) -> Agent:
             return jax.grad(lambda p: losses(p, state.statistics, copies, compared)[0].sum())(params)
 
         # one step has one direction, whatever its target: of a stream, several are compared
-        compared = held_out if config.streams else train
+        compared = held_out if agent.is_streaming else train
         if config.normalise_rewards:
-            compared = compared._replace(reward=compared.reward / normalise.scale(state.moments))
+            compared = compared._replace(reward=compared.reward / normalisation.reward_scale(state.moments))
         own = first_head(direction(agent.losses, state.params, state.copies))
         small = first_head(state.params)
-        without = direction(free.losses, small, ())
-        with_target = direction(based.losses, small, (first_head(state.probe),))
+        without = direction(without_target_losses, small, ())
+        with_target = direction(with_target_losses, small, (first_head(state.probe),))
         new, metrics = agent.update(state, train)
         churn = {
             f"target_churn_{name}": jnp.abs(target_of(state, part) - target_of(new, part)).mean()

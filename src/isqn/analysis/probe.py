@@ -10,16 +10,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from isqn.agents import normalise
-from isqn.analysis.probes import probe_features
+from isqn.agents import normalisation
 from isqn.envs import toy
 from isqn.envs.adapter import make_environment
-from isqn.experiments.config import Config
 from isqn.keys import host_generator
-from isqn.train import run
+from isqn.train import online, run
 from isqn.train.evaluate import load_agent_state
-from isqn.train.host import compile_agent
-from isqn.train.loop import empty_totals, means, play, with_held_out
+from isqn.train.functions import append_held_out, compile_agent, make_agent, zero_totals
+from isqn.train.play import play
+from isqn.train.player import require_environment_agent
+from isqn.train.probes import probe_features
+from isqn.train.record import read_config
+from isqn.train.session import fetch_means
 from isqn.types import UserError
 
 COLUMNS = {
@@ -32,9 +34,10 @@ COLUMNS = {
 }
 
 
-def available(config: Config) -> tuple[str, ...]:
-    """The metrics that an agent has."""
-    without = {"target-churn", "gradient-cosine"} if config.is_actor_critic or config.is_offline else set()
+def available(config: Any) -> tuple[str, ...]:
+    """Return the metrics that an agent has."""
+    has_held_out = config.replace(analysis=True).held_out_size > 0  # churn and cosines come with training batches
+    without = set() if has_held_out else {"target-churn", "gradient-cosine"}
     without |= {"head-cosine"} if config.target_scheme.num_heads == 1 else set()
     without |= set() if config.uses_batch_norm else {"batch-norm"}
     return tuple(metric for metric in COLUMNS if metric not in without)
@@ -48,8 +51,8 @@ def probe_run(
     The updates start at a refresh, as the paper's target period does, and learn from the fresh games; another refresh
     comes when it is due.
     """
-    config = run.read_config(run_dir)
-    run.require_environment(config, "`isqn probe`")
+    config: Any = read_config(run_dir)
+    require_environment_agent(config, "`isqn probe`")
     env = make_environment(config.env_id, protocol=config.protocol)
     metrics = metrics or available(config)
     for metric in metrics:
@@ -57,16 +60,16 @@ def probe_run(
             raise UserError(
                 f"--metric {metric} is not for {config.label}; choose one of {', '.join(available(config))}."
             )
-    trained = run.make_agent(config, env.spec)
+    trained = make_agent(config, env.spec)
     state, step = load_agent_state(run_dir, trained, which)
     rows = samples + config.num_steps_return
     config = config.replace(analysis=True)
-    agent = run.make_agent(config, env.spec)
+    agent = make_agent(config, env.spec)
     call = compile_agent(agent)
     if config.held_out_size:
         state = call.refresh(state._replace(probe=jax.tree.map(jnp.copy, state.params)))
 
-    replay, explored = run.replay_factory(config, env.spec, rows=2 * rows)(), []  # for a step two at most
+    replay, explored = online.replay_factory(config, env.spec, rows=2 * rows)(), []  # for a step two at most
 
     def choose(step: int, episode: int) -> Any:
         choice = call.act(state, replay.observation(), config.last_epsilon, step, episode)
@@ -75,7 +78,7 @@ def probe_run(
 
     def observe(*seen: Any) -> np.ndarray:
         nonlocal state
-        state, obs = call.watch(state, *seen)
+        state, obs = call.observe_eval(state, *seen)
         return obs
 
     for _ in islice(play(config, env, replay, choose, seed, observe), rows):
@@ -85,20 +88,20 @@ def probe_run(
     looked_at = replay.sample(samples, host_generator(seed, "probe"))
     found: dict[str, float] = probe_features(agent, state, looked_at)
     if {"target-churn", "gradient-cosine"} & set(metrics):
-        totals, starts = empty_totals(agent, config, env.spec), replay.valid_starts()
-        if agent.streams:  # traces of the games before end here
+        totals, starts = zero_totals(agent, config, env.spec), replay.valid_starts()
+        if agent.is_streaming:  # traces of the games before end here
             state = state._replace(optimizer=state.optimizer._replace(fade=jnp.float32(0)))
         for index in range(updates):
             generator, place = host_generator(seed, "replay", index), index % len(starts)
-            if agent.streams:  # in the order in which it was played, and again from the first step
+            if agent.is_streaming:  # in the order in which it was played, and again from the first step
                 batch = replay.step_from(starts[place], explored[place])
             else:
                 batch = replay.sample(config.batch_size, generator)
-            batch = with_held_out(batch, replay.sample(config.held_out_size, generator))
+            batch = append_held_out(batch, replay.sample(config.held_out_size, generator))
             state, totals = call.update(state, totals, batch)
             if (index + 1) * config.update_period % config.target_update_period == 0:
                 state = call.refresh(state)
-        found |= means(totals, updates)
+        found |= fetch_means(totals, updates)
     wanted = [column for metric in metrics for column in COLUMNS[metric]]
     return {"label": config.label, "step": step, **{name: found[name] for name in wanted}}
 
@@ -113,18 +116,18 @@ class KnownValues(NamedTuple):
 
 def known_values(run_dir: Path) -> KnownValues | None:
     """The learned and the true values of a toy problem; None where nobody knows the truth."""
-    config = run.read_config(run_dir)
+    config: Any = read_config(run_dir)
     if config.env_id not in toy.PROBLEMS:
         return None
     problem = toy.PROBLEMS[config.env_id]()
-    agent = run.make_agent(config, run.specification(config))
+    agent = make_agent(config, run.specification(config))
     state, _ = load_agent_state(run_dir, agent)
     obs: Any = problem.features
     if config.normalise_observations:
-        obs = normalise.observation(state.moments, obs)
+        obs = normalisation.normalise_observation(state.moments, obs)
     q, _ = agent.network.apply(state.params, state.statistics, obs)
     learned = np.asarray(q)[:, np.array(config.target_scheme.online)].mean(axis=1)
     if config.normalise_rewards:
-        learned = learned * np.asarray(normalise.scale(state.moments))
+        learned = learned * np.asarray(normalisation.reward_scale(state.moments))
     states = np.flatnonzero(~problem.terminal)
     return KnownValues(states, learned[states], toy.optimal_values(problem, config.discount)[states])

@@ -1,4 +1,4 @@
-"""One job of a study, in a process of its own: `python -m isqn.experiments.worker JOB.toml METHOD_DIR [IMPORT ...]`.
+"""One job of a study, in a process of its own: `python -m isqn.study.worker JOB.toml METHOD_DIR [IMPORT ...]`.
 
 It finds out by itself what is left to do, so that an engine may start it again after anything. Its exit codes are those
 of `isqn train`. It ends with its parent: when the pipe at its standard input closes, it saves and stops.
@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from isqn.experiments.config import Config, read_toml, seed_dir
-from isqn.experiments.study import import_all
+from isqn.study.grid import import_all
 from isqn.types import Interrupted, UserError
 
 DONE, FAILED = 0, 1
@@ -27,7 +27,7 @@ SEEDS_PER_JOB = 5  # in one compiled program; beyond this a core does no more wo
 
 def command(job_file: Path, method_dir: Path, imports: Iterable[str]) -> list[str]:
     # -P: a file of the current folder is not taken for a module, as for the command `isqn`
-    return [sys.executable, "-P", "-m", "isqn.experiments.worker", str(job_file), str(method_dir), *imports]
+    return [sys.executable, "-P", "-m", "isqn.study.worker", str(job_file), str(method_dir), *imports]
 
 
 def main(argv: list[str]) -> int:

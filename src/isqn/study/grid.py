@@ -36,7 +36,7 @@ from isqn.experiments.config import (
     slug,
     toml_value,
 )
-from isqn.experiments.presets import preset_config, preset_for, presets_of
+from isqn.presets import preset_config, preset_for, presets_of
 from isqn.schemes import SCHEMES
 from isqn.types import UserError
 

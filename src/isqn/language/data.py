@@ -23,10 +23,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from isqn.data.files import replace_text
-from isqn.envs.wordle import COLOURS, EMOJI, END_ACTION, LETTERS, SOLVED, TRIES, Games, encode, spec_of, table
-from isqn.envs.wordle_players import Trajectories, informed, mixture, play, repeating
-from isqn.envs.words import DAYS, FIRST_DAY, find_words, is_installed, listed, word_counts
 from isqn.keys import host_generator
+from isqn.language.game import COLOURS, EMOJI, END_ACTION, LETTERS, SOLVED, TRIES, Games, encode, spec_of, table
+from isqn.language.players import Trajectories, informed, mixture, play, repeating
+from isqn.language.words import DAYS, FIRST_DAY, find_words, is_installed, listed, word_counts
 from isqn.types import TextSpec, Tokens, UserError
 
 Array = NDArray[Any]

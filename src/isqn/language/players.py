@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from isqn.envs.wordle import SOLVED, TRIES
+from isqn.language.game import SOLVED, TRIES
 
 Array = NDArray[Any]
 Player = Callable[[Array, Array, np.random.Generator], Array]

@@ -1,22 +1,20 @@
-"""Wordle for an agent that writes: the games it learns from, and those it plays, many at once."""
+"""Play Wordle with a language agent, many games at once, and evaluate it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from isqn.agents.ilql import Judged, make, make_writer, steps_of
-from isqn.agents.q_learning import AgentState
+from isqn.agents.base import AgentState
 from isqn.compiler import jit
-from isqn.data.wordle import Source, of_file, of_people, of_players
-from isqn.envs import wordle_players
-from isqn.envs.wordle import (
+from isqn.keys import device_key, host_generator
+from isqn.language import players as wordle_players
+from isqn.language.agent import IlqlConfig, Judged, make_writer, steps_of
+from isqn.language.data import Source
+from isqn.language.game import (
     END_ACTION,
     LENGTH,
     SPEC,
@@ -29,14 +27,11 @@ from isqn.envs.wordle import (
     initials,
     table,
 )
-from isqn.envs.words import find_words
-from isqn.experiments.config import Config, flag, nearest_path, read_toml
-from isqn.keys import device_key, host_generator
-from isqn.networks.gpt2 import load_weights
-from isqn.train import checkpoint, parallel
+from isqn.language.words import find_words
+from isqn.train import parallel
 from isqn.train.evaluate import STOPPED, Episode
 from isqn.train.offline import Evaluation
-from isqn.types import Interrupted, Params, Tokens, UserError
+from isqn.types import Interrupted, Tokens
 
 MEASURES = (
     *("win_rate", "valid_share", "dictionary_share", "consistent_share", "cloned_return", "cloned_win_rate"),
@@ -46,60 +41,8 @@ HELD_OUT_GAMES = 256
 AT_ONCE = 64  # games; what GPT-2 small has read of so many takes 0.4 GB
 
 
-def words_of(config: Config) -> list[str]:
+def words_of(config: IlqlConfig) -> list[str]:
     return find_words(config.word_list, config.num_words, config.word_seed)
-
-
-@lru_cache(1)  # it takes seconds to read, and is asked for before a run and in it
-def open_source(config: Config) -> Source:
-    """What it learns from."""
-    words = words_of(config)
-    if config.data_path:
-        return of_file(Path(config.data_path), words, official=config.official_colours)
-    if config.players == "mixture":
-        return of_players(words, config.careless_share, official=config.official_colours)
-    return of_people(config.num_people, words, official=config.official_colours)
-
-
-def require_beginning(config: Config) -> None:
-    """That what a new run begins with can be read."""
-    jax.eval_shape(lambda seed: prepared(config, make(config, SPEC).init(seed)), 0)
-
-
-def prepared(config: Config, state: AgentState) -> AgentState:
-    """With what a run begins with, if not at random: weights of GPT-2 in all torsos, and the policy of another run."""
-    if config.gpt2_weights:
-        state = _with_weights(Path(config.gpt2_weights), state)
-    if config.policy_checkpoint:
-        policy = _policy_of(Path(config.policy_checkpoint), config, state.policy)
-        state = state._replace(policy=jax.tree.map(jnp.asarray, policy))
-    return state
-
-
-def _policy_of(run_dir: Path, config: Config, shapes: Params) -> Params:
-    named = f"{flag('policy_checkpoint')} {run_dir}"
-    if not (run_dir / "config.toml").is_file():
-        raise UserError(f"{named} is no folder of a run{nearest_path(run_dir) or '.'}")
-    theirs = read_toml(run_dir / "config.toml")
-    if not theirs.writes:
-        raise UserError(f"{named} is a run of `isqn train {theirs.agent}`; it must be one of `isqn train ilql`.")
-    for name in ("num_layers", "model_width", "attention_heads", "num_positions"):
-        if getattr(theirs, name) != getattr(config, name):
-            raise UserError(f"{flag(name)} of {named} is {getattr(theirs, name)}, and {getattr(config, name)} here.")
-    for step, arrays, _ in checkpoint.newest_good(run_dir):
-        mine = {name: array for name, array in arrays.items() if name.startswith("agent.policy")}
-        where = checkpoint.folder_of(run_dir, step)
-        return checkpoint.unflatten({"agent": {"policy": shapes}}, mine, where)["agent"]["policy"]  # type: ignore[no-any-return]
-    raise UserError(f"{named} has no checkpoint that can be read.")
-
-
-def _with_weights(path: Path, state: AgentState) -> AgentState:
-    torso = load_weights(path, state.policy)
-
-    def with_torso(params: Params) -> Params:
-        return {**params, "torso": {**params["torso"], "gpt2": jax.tree.map(jnp.copy, torso)}}
-
-    return state._replace(params=with_torso(state.params), copies=tuple(map(with_torso, state.copies)), policy=torso)
 
 
 class CompiledWriter(NamedTuple):
@@ -110,7 +53,7 @@ class CompiledWriter(NamedTuple):
     appraise: Callable[..., Any]
 
 
-def compile_writer(config: Config, should_stop: Callable[[], bool] = lambda: False) -> CompiledWriter:
+def compile_writer(config: IlqlConfig, should_stop: Callable[[], bool] = lambda: False) -> CompiledWriter:
     writer = make_writer(config, SPEC)
     guess = jit(writer.guess, donate_argnums=1)
 
@@ -133,7 +76,7 @@ def compile_writer(config: Config, should_stop: Callable[[], bool] = lambda: Fal
         for turn in range(TRIES):
             if games.over.all():
                 break
-            if parallel.agreed(should_stop()):
+            if parallel.any_process(should_stop()):
                 raise Interrupted(STOPPED)
             places = np.minimum(read[:, None] + np.arange(SPEC.answer_tokens), LENGTH - 1)
             new = np.take_along_axis(games.tokens, places, axis=1)
@@ -205,7 +148,7 @@ def returns_to_go(games: Tokens, discount: float) -> np.ndarray:
 
 
 def evaluation(
-    config: Config, source: Source, should_stop: Callable[[], bool] = lambda: False
+    config: IlqlConfig, source: Source, should_stop: Callable[[], bool] = lambda: False
 ) -> Callable[[AgentState, int], Evaluation]:
     """Of a state at an epoch: games by values and policy, the same by the policy alone, and what values are worth."""
     words = source.words
@@ -254,7 +197,7 @@ class Turn(NamedTuple):
     thoughts: list[Thought]  # the likeliest words
 
 
-def explain(config: Config, state: AgentState, word: str, top: int, seed: int) -> tuple[Games, list[Turn]]:
+def explain(config: IlqlConfig, state: AgentState, word: str, top: int, seed: int) -> tuple[Games, list[Turn]]:
     """How an agent looks for a word, and what else it might have guessed, of the words of its list."""
     writer, letters = compile_writer(config), encode(words_of(config))
     games = writer.play(state, encode([word]), seed)

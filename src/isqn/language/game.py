@@ -15,7 +15,7 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
-from isqn.envs.words import find_words
+from isqn.language.words import find_words
 from isqn.types import TextSpec, UserError
 
 Array = NDArray[Any]
@@ -225,9 +225,3 @@ def row(guess: str, told: str | None, *, colour: bool = True) -> str:
 
 def board(guesses: list[tuple[str, str | None]], *, colour: bool = True) -> str:
     return "\n".join(row(guess, told, colour=colour) for guess, told in guesses)
-
-
-def register() -> None:
-    """Make the game known to `gymnasium.make`; calling it again does nothing."""
-    if ENV_ID not in gym.registry:
-        gym.register(id=ENV_ID, entry_point="isqn.envs.wordle:WordleEnvironment")

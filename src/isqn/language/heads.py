@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from isqn.networks.gpt2 import GPT2, Cache, Size, apply
+from isqn.language.gpt2 import GPT2, Cache, Size, apply
 from isqn.types import Array, Params
 
 VALUES = ("q1", "q2", "v")
@@ -66,8 +66,8 @@ def make_values(size: Size, num_heads: int, hidden_size: int) -> ValueNetwork:
     return ValueNetwork(init, features, q, v, hidden)
 
 
-def of_twins(params: Params) -> Params:
-    """What a target network copies: there is no target for V."""
+def without_v(params: Params) -> Params:
+    """Return what a target network copies: there is no target for V."""
     return {part: {name: w for name, w in tree.items() if name != "v"} for part, tree in params.items()}
 
 

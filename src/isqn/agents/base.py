@@ -1,0 +1,128 @@
+"""What all agents share: a record of pure functions over one state, and the parts that these are made of."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from isqn import schemes
+from isqn.config.parts import Run
+from isqn.lazy import jax, jnp, optax
+from isqn.types import Array, Metrics, Params
+
+
+class AgentState(NamedTuple):
+    """Everything that learning changes, saved and restored as one."""
+
+    seed: Array
+    params: Params
+    statistics: Params  # running averages of BatchNorm
+    copies: tuple[Params, ...]  # older networks, for the schemes that keep any
+    optimizer: Any
+    meta: Any = ()  # state of the learned pair weights
+    probe: Any = ()  # state of the probes
+    moments: Any = ()  # running moments of observations and rewards
+    policy: Any = ()  # the actor
+
+
+class Choice(NamedTuple):
+    """Action of an agent, and whether another action looked better."""
+
+    action: Array
+    explored: Array
+
+
+class Agent(NamedTuple):
+    """Pure functions over one state. A loop compiles them and decides when each is due."""
+
+    init: Callable[[Array | int], AgentState]  # seed -> state
+    # state, frame, and after a step its reward and whether the episode ended -> state, observation to learn from
+    observe: Callable[..., tuple[AgentState, Array]]
+    act: Callable[[AgentState, Array, Array, Array, Array], Choice]  # state, obs, epsilon, step, episode
+    update: Callable[[AgentState, Any], tuple[AgentState, Metrics]]  # state, batch
+    refresh: Callable[[AgentState], AgentState]  # target update, every T steps
+    sync: Callable[[AgentState], AgentState]  # every D steps (i-QN)
+    losses: Callable[..., tuple[Array, Any]]  # params, statistics, copies, batch -> loss of each pair, rest
+    activations: Callable[[AgentState, Any], tuple[list[Array], Array]]  # batch -> outputs of every ReLU, features
+    network: Any  # `Network`, or the `ValueNetwork` of a language agent
+    refreshes: bool  # whether the loop has to call `refresh`
+    acting_parts: tuple[str, ...] = (
+        "params",
+        "statistics",
+        "meta",
+    )  # parts of the state that `act` reads, with the seed
+    is_streaming: bool = False  # whether each step is learned from once, when it comes
+
+
+def identity_observe(
+    state: AgentState, frame: Array, reward: Any = None, ended: Any = None
+) -> tuple[AgentState, Array]:
+    """Return the frame as it is, for agents that normalise nothing."""
+    return state, frame
+
+
+# -- heads and targets
+
+
+def first_pair(scheme: schemes.TargetScheme) -> schemes.TargetScheme:
+    return dataclasses.replace(scheme, online=scheme.online[:1], target=scheme.target[:1], copy=scheme.copy[:1])
+
+
+def initialise_heads(scheme: schemes.TargetScheme, params: Params, *, copy_first: bool = False) -> Params:
+    """Copy the heads that begin as twins of others; with `copy_first`, head 0 begins as a copy of head 1."""
+    if scheme.twins or copy_first:
+        params, _ = schemes.refresh(scheme if scheme.twins else first_pair(scheme), params, ())
+    return params
+
+
+def copy_params(scheme: schemes.TargetScheme, params: Params) -> tuple[Params, ...]:
+    """Return the copies of a scheme, as buffers of their own, because the state is donated to the update."""
+    return tuple(jax.tree.map(jnp.copy, params) for _ in range(scheme.num_copies))
+
+
+def sync(state: AgentState) -> AgentState:
+    return state._replace(copies=schemes.sync(state.params, state.copies))
+
+
+class TargetSchedule(NamedTuple):
+    """Steps after which the targets are due. Works on numbers and on traced arrays."""
+
+    refresh_period: int  # T; 0 if a loop has nothing to refresh
+    sync_period: int  # D of i-QN; 0 without later links
+
+    def is_refresh_due(self, step: Any) -> Any:
+        return step % self.refresh_period == 0 if self.refresh_period else False
+
+    def is_sync_due(self, step: Any) -> Any:
+        """Return whether later links are due; a target update brings them up to date itself."""
+        due = step % self.sync_period == 0 if self.sync_period else False
+        return due & (step % self.refresh_period != 0) if self.refresh_period else due
+
+    def was_sync_due(self, start: Any, step: Any) -> Any:
+        """Return whether later links were due after `start` and before `step`."""
+        return (step - 1) // self.sync_period > start // self.sync_period
+
+
+def target_schedule(config: Run, agent: Agent) -> TargetSchedule:
+    """Return when a loop has to call `refresh` and `sync`."""
+    refresh = config.target_update_period if agent.refreshes else 0
+    return TargetSchedule(refresh, config.target_sync_period if config.target_scheme.num_copies > 1 else 0)
+
+
+def refresh_if_due(
+    config: Run, refresh: Callable[[AgentState], AgentState], state: AgentState, updates: Array
+) -> AgentState:
+    """Refresh within an update, for agents that count their updates."""
+    if config.target_update_period == 1:
+        return refresh(state)
+    due = TargetSchedule(config.target_update_period, 0).is_refresh_due(updates)
+    return jax.lax.cond(due, refresh, lambda unchanged: unchanged, state)
+
+
+def make_adam(config: Any, eps_root: float = 0.0) -> optax.GradientTransformation:
+    rate: Any = config.learning_rate
+    if config.learning_rate_decay_steps:
+        updates = config.learning_rate_decay_steps * config.updates_per_step
+        rate = optax.linear_schedule(rate, config.learning_rate_end, updates)
+    return optax.adam(rate, eps=config.adam_epsilon, eps_root=eps_root)

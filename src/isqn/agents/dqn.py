@@ -1,0 +1,203 @@
+"""Deep Q-learning for every target scheme and every loss: one update function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import numpy as np
+
+from isqn import schemes
+from isqn.agents.base import (
+    Agent,
+    AgentState,
+    Choice,
+    copy_params,
+    identity_observe,
+    initialise_heads,
+    make_adam,
+    sync,
+)
+from isqn.agents.meta import init_meta, meta_update
+from isqn.agents.registry import register_agent
+from isqn.config.fields import AT_LEAST_ONE, POSITIVE, alias
+from isqn.config.parts import (
+    Adam,
+    BatchNorm,
+    EpsilonGreedy,
+    MetaGradient,
+    NativeLoop,
+    PairLoss,
+    Replay,
+    ScaledTorso,
+)
+from isqn.keys import device_key
+from isqn.lazy import jax, jnp, optax
+from isqn.losses import PairLoss as Loss
+from isqn.losses import make_loss
+from isqn.types import Array, EnvSpec, Metrics, Params, Transition, Values
+
+if TYPE_CHECKING:
+    from isqn.networks import Network
+
+
+@dataclass(frozen=True)
+class DqnConfig(PairLoss, MetaGradient, BatchNorm, ScaledTorso, Adam, Replay, EpsilonGreedy, NativeLoop):
+    """Deep Q-learning with a replay buffer."""
+
+    agent = "dqn"
+
+    update_period: Annotated[int, AT_LEAST_ONE, alias("train-frequency")] = 1
+    """Agent steps between gradient steps (G)."""
+    reward_clip: Annotated[float | None, POSITIVE] = None
+    """Bound c: rewards are clipped to [-c, c] for learning, or with None not at all; results are always raw."""
+    compress_replay: Literal["auto", "yes", "no"] = "auto"
+    """Lossless compression of frames in the replay buffer. auto: for images in the host loop."""
+
+    @property
+    def label(self) -> str:
+        return meta_label(self) + self.target_scheme.label(self.algorithm)
+
+    @property
+    def held_out_size(self) -> int:  # type: ignore[override]
+        return self.batch_size if self.analysis else 0
+
+
+def meta_label(config: MetaGradient) -> str:
+    return {"none": "", "adam": "Meta ", "sgd": "Meta-SGD "}[config.meta_gradient]
+
+
+def make(config: Any, spec: EnvSpec) -> Agent:
+    from isqn.networks import make_network
+
+    scheme = config.target_scheme
+    network = make_network(spec, scheme.num_heads, config.torso, config.style)
+    losses = make_pair_losses(scheme, network, make_loss(config.loss, config), joint=config.uses_batch_norm)
+    optimizer = make_optimizer(config)
+    learns_weights = config.meta_gradient != "none"
+    weights = jnp.asarray(config.pair_weights)
+
+    def init(seed: Array | int) -> AgentState:
+        params, statistics = network.init(device_key(seed, "network"))
+        params = initialise_heads(scheme, params)
+        return AgentState(
+            seed=jnp.asarray(seed, jnp.uint32),
+            params=params,
+            statistics=statistics,
+            copies=copy_params(scheme, params),
+            optimizer=optimizer.init(params),
+            meta=init_meta(scheme.num_pairs, config.meta_learning_rate) if learns_weights else (),
+        )
+
+    def update(state: AgentState, batch: Transition) -> tuple[AgentState, Metrics]:
+        if learns_weights:
+            return meta_update(state, batch, losses, optimizer, config.meta_learning_rate)
+
+        def weighted(params: Params) -> tuple[Array, tuple[Metrics, Params]]:
+            per_pair, rest = losses(params, state.statistics, state.copies, batch)
+            return per_pair @ weights, rest
+
+        grads, (metrics, statistics) = jax.grad(weighted, has_aux=True)(state.params)
+        steps, optimizer_state = optimizer.update(grads, state.optimizer, state.params)
+        params = optax.apply_updates(state.params, steps)
+        return state._replace(params=params, statistics=statistics, optimizer=optimizer_state), metrics
+
+    def refresh(state: AgentState) -> AgentState:
+        params, copies = schemes.refresh(scheme, state.params, state.copies, config.target_step_size)
+        return state._replace(params=params, copies=copies)
+
+    def activations(state: AgentState, batch: Transition) -> tuple[list[Array], Array]:
+        return network.activations(state.params, state.statistics, batch.obs)
+
+    act = make_epsilon_greedy(scheme, network, spec, config.acting_rule)
+    return Agent(init, identity_observe, act, update, refresh, sync, losses, activations, network, scheme.refreshes)
+
+
+def make_optimizer(config: Any) -> optax.GradientTransformation:
+    if config.meta_gradient == "sgd":
+        return optax.sgd(config.learning_rate)
+    # Differentiating through Adam needs eps_root: a gradient of exactly zero has no slope under the root.
+    return make_adam(config, eps_root=1e-9 if config.meta_gradient == "adam" else 0.0)
+
+
+def make_pair_losses(
+    scheme: schemes.TargetScheme, network: Network, pair_loss: Loss, *, joint: bool
+) -> Callable[..., tuple[Array, tuple[Metrics, Params]]]:
+    """Return a function of parameters, statistics, copies and a batch: the batch mean of the loss of each pair."""
+
+    def pair_losses(
+        params: Params, statistics: Params, copies: tuple[Params, ...], batch: Transition
+    ) -> tuple[Array, tuple[Metrics, Params]]:
+        predictions, targets, new_statistics = evaluate_pairs(
+            scheme, network, params, statistics, copies, batch, joint=joint
+        )
+        over_pairs = jax.vmap(pair_loss, in_axes=(0, 0, None))
+        losses = jax.vmap(over_pairs)(predictions, targets, batch).mean(axis=0)
+        chosen = jnp.take_along_axis(predictions.now, batch.action[:, None, None], axis=-1)
+        return losses, ({"loss": losses.sum(), "q_value": chosen.mean()}, new_statistics)
+
+    return pair_losses
+
+
+def evaluate_pairs(
+    scheme: schemes.TargetScheme,
+    network: Network,
+    params: Params,
+    statistics: Params,
+    copies: tuple[Params, ...],
+    batch: Transition,
+    *,
+    joint: bool,
+) -> tuple[Values, Values, Params]:
+    """Evaluate the online and the target head of each pair at s and s'.
+
+    Returns two `Values` of shape (B, pairs, ...) and the new statistics. A gradient flows to the online heads at s only.
+    Values that a loss does not use are never computed.
+    """
+
+    def at_both_ends(params: Params) -> tuple[Values, Params]:
+        if joint:
+            # BatchNorm must see s and s' as one batch (Bhatt et al. 2024), and its averages have a gradient; otherwise
+            # two passes, because the gradient of one joint pass runs through both halves: 1.5 times the work.
+            both, moved = network.apply(params, statistics, jnp.concatenate([batch.obs, batch.next_obs]), True)
+            now, then = jnp.split(both, 2)
+        else:
+            (now, moved), (then, _) = (network.apply(params, statistics, x) for x in (batch.obs, batch.next_obs))
+        return Values(now, jax.lax.stop_gradient(then)), moved
+
+    online, target, copy = np.array(scheme.online), np.array(scheme.target), np.array(scheme.copy, int)
+    own, moved = at_both_ends(params)
+    if copies:
+        every = jax.tree.map(lambda *q: jnp.stack(q), *(at_both_ends(older)[0] for older in copies))
+        targets = jax.tree.map(lambda q: q[copy, :, target].swapaxes(0, 1), every)  # from (copies, B, heads, ...)
+    else:
+        targets = jax.tree.map(lambda q: q[:, target], own)
+    return jax.tree.map(lambda q: q[:, online], own), jax.lax.stop_gradient(targets), moved
+
+
+def make_epsilon_greedy(
+    scheme: schemes.TargetScheme, network: Network, spec: EnvSpec, acting_rule: str
+) -> Callable[[AgentState, Array, Array, Array, Array], Choice]:
+    """Return the behaviour policy: epsilon-greedy by one online head, or by the mean of all."""
+
+    def act(state: AgentState, obs: Array, epsilon: Array, step: Array, episode: Array) -> Choice:
+        heads = jnp.asarray(np.array(scheme.online))
+        if acting_rule == "last":
+            heads = heads[-1:]
+        elif acting_rule != "mean":
+            count = episode if acting_rule == "episode" else step
+            logits = state.meta.logits if state.meta else jnp.zeros(len(scheme.online))
+            heads = heads[jax.random.categorical(device_key(state.seed, "head", count), logits)][None]
+        params = {**state.params, "heads": jax.tree.map(lambda w: w[heads], state.params["heads"])}
+        q, _ = network.apply(params, state.statistics, obs[None])
+        best = jnp.argmax(q[0].mean(axis=0))  # by one head or all
+        explore, draw = jax.random.split(device_key(state.seed, "explore", step))
+        random_action = jax.random.randint(draw, (), 0, spec.num_actions)
+        action = jnp.where(jax.random.uniform(explore) < epsilon, random_action, best).astype(jnp.int32)
+        return Choice(action, action != best)
+
+    return act
+
+
+register_agent("dqn", DqnConfig, make)

@@ -1,0 +1,157 @@
+"""The agents by name, and what the rest of the program must know of each.
+
+An agent registers itself in its own file, from the package or from a user's file alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from isqn.config.fields import field_names, nearest, nearest_setting
+from isqn.config.parts import PairLoss, Run
+from isqn.config.toml import load_toml
+from isqn.losses import LOSSES
+from isqn.types import EnvSpec, UserError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from isqn.agents.base import Agent
+
+_BUILT_IN = {  # name -> the module that registers it; imported when an agent is asked for
+    "dqn": "isqn.agents.dqn",
+    "stream-q": "isqn.agents.stream_q",
+    "sac": "isqn.agents.sac",
+    "cql": "isqn.agents.cql",
+    "ilql": "isqn.language.agent",
+}
+
+
+class AgentKind(NamedTuple):
+    """What the rest of the program must know of an agent."""
+
+    name: str
+    config: type[Run]  # its settings, without those of registered losses
+    make: Callable[[Any, Any], Agent]  # config, specification of the environment -> agent
+    actions: Literal["discrete", "continuous", "tokens"]
+    loop: str  # the module that trains it, such as "isqn.train.online"
+    presets_of: str  # the agent whose presets also fit this one
+    evaluation_rule: str  # how it acts in `isqn eval`; "": as in training
+
+    @property
+    def summary(self) -> str:
+        return (self.config.__doc__ or "").split("\n")[0]
+
+
+_KINDS: dict[str, AgentKind] = {}
+
+
+def register_agent(
+    name: str,
+    config: type[Run],
+    make: Callable[[Any, Any], Agent],
+    *,
+    actions: Literal["discrete", "continuous", "tokens"] = "discrete",
+    loop: str = "isqn.train.online",
+    presets_of: str = "",
+    evaluation_rule: str = "",
+) -> None:
+    """Make an agent known: `isqn train NAME`, `isqn.Model(NAME)`, studies, reports and all other commands."""
+    _KINDS[name] = AgentKind(name, config, make, actions, loop, presets_of or name, evaluation_rule)
+
+
+def agent_names() -> tuple[str, ...]:
+    return (*_BUILT_IN, *(name for name in _KINDS if name not in _BUILT_IN))
+
+
+def find_agent(name: Any) -> AgentKind:
+    """Return what is registered by a name, or refuse it."""
+    if isinstance(name, str) and name in _BUILT_IN and name not in _KINDS:
+        import_module(_BUILT_IN[name])
+    if not isinstance(name, str) or name not in _KINDS:
+        raise UserError(f"--agent is {name!r}; {nearest(str(name), agent_names())}")
+    return _KINDS[name]
+
+
+def make_agent(config: Run, spec: EnvSpec) -> Agent:
+    require_actions(config, spec)
+    return find_agent(config.agent).make(config, spec)
+
+
+def require_actions(config: Run, spec: EnvSpec) -> None:
+    """Refuse an environment whose actions the agent cannot choose."""
+    continuous = find_agent(config.agent).actions == "continuous"
+    if continuous and not spec.is_continuous:
+        raise UserError(f"The actions of {spec.id} are a finite set; use `isqn train dqn` or `isqn train stream-q`.")
+    if spec.is_continuous and not continuous:
+        raise UserError(f"The actions of {spec.id} are continuous; use `isqn train sac`.")
+    if spec.is_continuous and spec.is_image:
+        raise UserError(f"{spec.id} observes images {spec.frame_shape}; `isqn train sac` learns from vectors only.")
+
+
+# -- configs by the name of their agent
+
+
+def config_class(agent: str) -> type[Run]:
+    """Return the config of an agent, with the settings of the losses that users have registered."""
+    kind = find_agent(agent).config
+    settings = tuple(loss.settings for loss in LOSSES.values() if loss.settings) if issubclass(kind, PairLoss) else ()
+    return _with_settings(kind, settings)
+
+
+@cache
+def _with_settings(kind: type[Run], settings: tuple[type, ...]) -> type[Run]:
+    if not settings:
+        return kind
+    about = {"__doc__": kind.__doc__, "__module__": kind.__module__, "__annotations__": {}}
+    return dataclass(frozen=True)(type(kind.__name__, (*settings, kind), about))
+
+
+def make_config(agent: str, **settings: Any) -> Run:
+    """Return the default settings of an agent, with some of them changed."""
+    return config_class(agent)(**settings)
+
+
+def owners(setting: str) -> list[str]:
+    """Return the agents that have a setting."""
+    return [name for name in agent_names() if setting in field_names(config_class(name))]
+
+
+def foreign_setting(setting: str, agent: str) -> str:
+    """Return the end of a sentence about a setting that only other agents have; "" if none has it."""
+    others = [f"`isqn train {name}`" for name in owners(setting)]
+    return f"it is for {' or '.join(others)}, not for {agent}." if others else ""
+
+
+def config_from_mapping(values: dict[str, Any], where: str, base: Run | None = None) -> Run:
+    """Return a config from the contents of a file; unknown names are answered with the nearest known one."""
+    given = dict(values)
+    agent = given.pop("agent", base.agent if base else "dqn")
+    try:
+        kind = config_class(agent)
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None
+    known = field_names(kind)
+    for name in given:
+        if name not in known:
+            if foreign := foreign_setting(name, agent):
+                raise UserError(f"{where} sets {name!r}; {foreign}")
+            fields = f"the fields are those of `isqn train {agent} --help`."
+            hint = nearest_setting(name, kind, ("agent", *known), fields)
+            raise UserError(f"{where} sets {name!r}, which is not a field of a run; {hint}")
+    try:
+        return base.replace(**given) if base else kind(**given)
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None
+
+
+def read_config_file(path: Path) -> Run:
+    """Return the config of a `config.toml`. Nothing is executed that the file names."""
+    settings = load_toml(path, "give the config.toml of a run.")
+    if not settings:  # a full disk leaves an empty file: not a run with the default of everything
+        raise UserError(f"{path} is empty; give the config.toml of a run.")
+    return config_from_mapping(settings, str(path))

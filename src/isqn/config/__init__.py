@@ -1,0 +1,1 @@
+"""Settings of a run: rules on fields, parts that agents share, and their TOML files."""

@@ -1,0 +1,241 @@
+"""Rules that stand on a setting: its range, what it needs to have an effect, and other names of its flag.
+
+A config is a frozen dataclass. `check` reads the rules of all its fields; each part may add rules that relate several
+settings in its `check_together`.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import difflib
+import inspect
+import itertools
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+
+import tyro
+
+from isqn.types import UserError
+
+MAX_INTEGER = 2**31 - 1  # keys, steps and rows are 32-bit integers on a device
+MAX_FLOAT = 3.4e38  # numbers on a device are float32
+
+
+@dataclass(frozen=True)
+class Range:
+    """Bounds of a number, each included unless it is open."""
+
+    low: float = -math.inf
+    high: float = math.inf
+    open_low: bool = False
+    open_high: bool = False
+
+    def __contains__(self, value: float) -> bool:
+        above = value > self.low if self.open_low else value >= self.low
+        below = value < self.high if self.open_high else value <= self.high
+        return above and below
+
+    def __str__(self) -> str:
+        """Return the bounds as the end of a sentence: "must be at least 1"."""
+        low = f"above {self.low:g}" if self.open_low else f"at least {self.low:g}"
+        high = f"below {self.high:g}" if self.open_high else f"at most {self.high:g}"
+        if self.low == -math.inf:
+            return f"must be {high}"
+        if self.high == math.inf:
+            return f"must be {low}"
+        closed_or_open = self.open_low == self.open_high
+        return f"must be between {self.low:g} and {self.high:g}" if closed_or_open else f"must be {low} and {high}"
+
+
+POSITIVE = Range(0, open_low=True)
+AT_LEAST_ZERO = Range(0)
+AT_LEAST_ONE = Range(1)
+PROBABILITY = Range(0, 1)
+
+
+@dataclass(frozen=True)
+class Needs:
+    """Condition on the other settings without which a setting has no effect."""
+
+    condition: Callable[[Any], bool]
+    words: str
+
+
+def needs(name: str, *values: Any) -> Needs:
+    """Return the condition that a setting has one of some values."""
+    words = " or ".join(str(value) for value in values)
+    return Needs(lambda config: getattr(config, name) in values, f"{flag(name)} {words}")
+
+
+@dataclass(frozen=True)
+class Mark:
+    """Property of a setting that is a plain fact."""
+
+    name: str
+
+
+MAY_CHANGE = Mark("may change in the middle of a run")
+PLACE = Mark("path that a run reads; it may move, because a run knows what was in it")
+
+
+def alias(*names: str) -> Any:
+    """Give a flag other names: `alias("k")` adds `--k`."""
+    return tyro.conf.arg(aliases=[f"--{name}" for name in names])
+
+
+def flag(field: str) -> str:
+    return "--" + field.replace("_", "-")
+
+
+# -- reading the rules
+
+
+def marks(kind: type, mark: Any) -> dict[str, Any]:
+    """Return the rules of one type that stand on the fields of a config: field -> rule."""
+    return {
+        name: rule
+        for name, rules in _annotations(kind).items()
+        for rule in rules
+        if (isinstance(rule, mark) if isinstance(mark, type) else rule == mark)
+    }
+
+
+def field_names(kind: type) -> tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(kind))
+
+
+def field_types(kind: type) -> dict[str, Any]:
+    """Return the type of each field, without its rules. Registered names are read anew each time."""
+    hints = get_type_hints(kind)
+    return {name: hints[name] for name in field_names(kind)}
+
+
+@cache
+def _annotations(kind: type) -> dict[str, tuple[Any, ...]]:
+    hints = get_type_hints(kind, include_extras=True)
+    return {
+        name: tuple(getattr(hints[name], "__metadata__", ())) if get_origin(hints[name]) is Annotated else ()
+        for name in field_names(kind)
+    }
+
+
+@cache
+def docs(kind: type) -> dict[str, str]:
+    """Return the docstring under each field: its line of `--help`, and its comment in `config.toml`."""
+    found: dict[str, str] = {}
+    for part in reversed(kind.__mro__):
+        if dataclasses.is_dataclass(part) and part.__module__ != __name__:
+            found |= _docs_of_class(part)
+    return {name: found[name] for name in field_names(kind)}
+
+
+def _docs_of_class(part: type) -> dict[str, str]:
+    try:
+        (tree,) = ast.parse(inspect.cleandoc(inspect.getsource(part))).body
+    except OSError:  # a class that was composed of parts has no source of its own
+        return {}
+    assert isinstance(tree, ast.ClassDef)
+    return {
+        field.target.id: inspect.cleandoc(text.value.value)
+        for field, text in itertools.pairwise(tree.body)
+        if isinstance(field, ast.AnnAssign)
+        and isinstance(field.target, ast.Name)
+        and isinstance(text, ast.Expr)
+        and isinstance(text.value, ast.Constant)
+        and isinstance(text.value.value, str)
+    }
+
+
+# -- checks
+
+
+def require(config: Any, field: str, holds: bool, rule: str) -> None:
+    """Refuse a config unless a rule of one of its settings holds."""
+    if not holds:
+        raise UserError(f"{flag(field)} is {getattr(config, field)!r}; it {rule}.")
+
+
+def check(config: Any) -> None:
+    """Refuse a value of the wrong type or out of its range; turn lists into tuples and integers into floats."""
+    kind = type(config)
+    for name, hint in field_types(kind).items():
+        object.__setattr__(config, name, _checked(name, getattr(config, name), hint))
+    for name, bounds in marks(kind, Range).items():
+        value = getattr(config, name)
+        require(config, name, value is None or value in bounds, str(bounds))
+
+
+def _checked(name: str, value: Any, hint: Any) -> Any:
+    def refuse(rule: str) -> UserError:
+        return UserError(f"{flag(name)} is {value!r}; it {rule}.")
+
+    if get_origin(hint) is Literal:
+        if value not in get_args(hint):
+            raise UserError(f"{flag(name)} is {value!r}; {nearest(str(value), get_args(hint))}")
+        return value
+    if get_origin(hint) is tuple:
+        entry = get_args(hint)[0]
+        allowed = (int, float) if entry is float else (entry,)
+        if not isinstance(value, list | tuple) or not all(type(item) in allowed for item in value):
+            raise refuse(f"must be a list of type {entry.__name__}")
+        return tuple(entry(item) for item in value)
+    if hint is float or hint == float | None:
+        if value is None and hint is not float:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise refuse("must be a number")
+        never = value == math.inf and name == "checkpoint_minutes"  # no checkpoint before an epoch ends
+        if not (abs(value) <= MAX_FLOAT or never):
+            raise UserError(f"{flag(name)} is {value}; it must be a finite number of 32 bits.")
+        return float(value)
+    if hint in (int, bool, str) and type(value) is not hint:
+        raise refuse(f"must be of type {hint.__name__}")
+    if hint is int and value > MAX_INTEGER and name != "seed":  # the seed has a limit of its own
+        raise UserError(f"{flag(name)} is {value}; it must be at most {MAX_INTEGER}.")
+    return value
+
+
+def has_effect(name: str, config: Any) -> bool:
+    rule = marks(type(config), Needs).get(name)
+    return rule is None or rule.condition(config)
+
+
+def require_effect(config: Any, base: Any) -> None:
+    """Refuse a changed setting that has no effect in this run."""
+    for name, rule in marks(type(config), Needs).items():
+        if getattr(config, name) != getattr(base, name) and not rule.condition(config):
+            raise UserError(f"{flag(name)} has no effect in this run: it needs {rule.words}.")
+
+
+# -- names that are not known
+
+
+def nearest(name: str, known: Iterable[str], otherwise: str = "") -> str:
+    """Return the end of a sentence about an unknown name: the nearest known one, or all of them."""
+    known = list(known)
+    near = difflib.get_close_matches(name, known, 1)
+    return f"did you mean {near[0]}?" if near else otherwise or f"choose one of {', '.join(known)}."
+
+
+def nearest_setting(name: str, kind: type, known: Iterable[str], otherwise: str) -> str:
+    """Return the same for a setting, which may be given by an alias: `k` for `num_bellman_iterations`."""
+    for setting, rules in _annotations(kind).items():
+        for rule in rules:
+            if flag(name) in (getattr(rule, "aliases", None) or ()):
+                return f"did you mean {setting}?"
+    return nearest(name, known, otherwise)
+
+
+def nearest_path(path: Path) -> str:
+    """Return the same for a path: what lies beside the first part of it that does not exist."""
+    for part in reversed((path, *path.parents)):
+        if not part.exists():
+            beside = [p.name for p in part.parent.iterdir()] if part.parent.is_dir() else []
+            near = difflib.get_close_matches(part.name, beside, 1)
+            return f"; did you mean {part.parent / near[0]}?" if near else ""
+    return ""

@@ -1,0 +1,509 @@
+"""Parts that the configs of agents are composed of: a few settings each, with their rules on the field.
+
+Docstrings of fields are `--help` and the comments of `config.toml`. What the rest of the program asks of every config,
+whether an agent can set it or not, is an attribute or a property here with the same name as the setting.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from isqn.config import fields
+from isqn.config.fields import (
+    AT_LEAST_ONE,
+    AT_LEAST_ZERO,
+    MAX_INTEGER,
+    MAY_CHANGE,
+    PLACE,
+    POSITIVE,
+    PROBABILITY,
+    Needs,
+    Range,
+    alias,
+    needs,
+    require,
+)
+from isqn.losses import LOSSES
+from isqn.schemes import SCHEMES, TargetScheme, make_scheme
+from isqn.types import EnvSpec
+
+
+# A condition in an annotation knows only the config, so those that need more are functions here.
+def _has_several_heads(config: Any) -> bool:
+    return make_scheme(config.scheme, 2) != make_scheme(config.scheme, 1)
+
+
+def _refreshes(config: Any) -> bool:
+    return config.target_scheme.refreshes
+
+
+# Types of settings whose default differs from agent to agent.
+TargetUpdatePeriod = Annotated[
+    int, AT_LEAST_ONE, Needs(_refreshes, "another --scheme than target-free"), alias("target-network-frequency")
+]
+TargetStepSize = Annotated[
+    float, Range(0, 1, open_low=True), Needs(_refreshes, "another --scheme than target-free"), alias("tau")
+]
+LearningRate = Annotated[float, AT_LEAST_ZERO]
+LearningStarts = Annotated[int, AT_LEAST_ZERO, alias("min-replay-history")]
+
+
+@dataclass(frozen=True)
+class Run:
+    """Settings of every run."""
+
+    agent: ClassVar[str]  # the name that the agent is registered by
+
+    env_id: str = "isqn/Chain-v0"
+    """Environment: a Gymnasium id, `module:Env-v0`, ALE/Game-v5, MinAtar/Game-v1 or dm_control/task-v0."""
+    scheme: Literal[tuple(SCHEMES)] = "iterated-shared"  # type: ignore[valid-type]
+    """Target scheme: which heads learn from which (`isqn list schemes`)."""
+    num_bellman_iterations: Annotated[
+        int,
+        Range(1, 1_000),  # beyond, a program takes hours to compile
+        Needs(_has_several_heads, "a --scheme of several heads, such as iterated-shared"),
+        alias("k"),
+    ] = 1
+    """Number of Bellman updates learned in parallel (K); for ensemble-shared the number of pairs."""
+    seed: Annotated[int, AT_LEAST_ZERO] = 0
+    """Seed of the network, the acting, the sampling and the environment, each with a random stream of its own."""
+    discount: Annotated[float, PROBABILITY, alias("gamma")] = 0.99
+    """Discount factor (gamma), in [0, 1]."""
+    target_update_period: TargetUpdatePeriod = 200
+    """Target update period (T): agent steps, a multiple of G; for sac, cql and ilql gradient steps."""
+    target_step_size: TargetStepSize = 1.0
+    """Step size of a target update (tau), in (0, 1]: 1 copies, less is a moving average."""
+    target_sync_period: Annotated[
+        int,
+        AT_LEAST_ONE,
+        Needs(lambda config: config.target_scheme.num_copies > 1, "--scheme iterated-target-based and --k above 1"),
+    ] = 30
+    """Steps, counted as those of T, between updates of the later links of iterated-target-based (D of i-QN)."""
+    learning_rate: LearningRate = 1e-3
+    """Learning rate of Adam; in a stream of ObGD, before its bound."""
+    compute_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Precision of convolutions and matrix products; parameters, normalisation and losses stay float32 (paper, D.5)."""
+    checkpoint_minutes: Annotated[float, AT_LEAST_ZERO, MAY_CHANGE] = 10.0
+    """Minutes between checkpoints within an epoch; one is always written at its end."""
+    analysis: bool = False
+    """Record the paper's probes during training."""
+    analysis_samples: Annotated[int, Range(1, 100_000)] = 2_048
+    """Number of states that the probes evaluate."""
+    track: Annotated[Literal["none", "tensorboard", "wandb", "trackio"], MAY_CHANGE] = "none"
+    """Experiment tracker that also receives the metrics; if it fails, the run goes on."""
+    experiment: str = "default"
+    """First part of the run's folder: runs/EXPERIMENT/ENV/LABEL/seed-N."""
+
+    # Values for agents that have no such setting.
+    num_seeds = 1
+    loop = "auto"
+    dataset = ""
+    record_dataset = False
+    updates_per_step = 1
+    update_period = 1
+    compress_replay = "auto"
+    reward_clip = None
+    learning_starts = 0
+    num_steps_return = 1
+    normalise_observations = False
+    normalise_rewards = False
+    uses_batch_norm = False
+    held_out_size = 0  # transitions that come along with a batch for the probes, and are not learned from
+    algorithm = ""  # the name in labels: "SAC"
+    first_epoch = 1  # number of the first epoch, as a person counts
+    results_table = "episodes"  # the table that results are read from
+    unit = "agent steps"  # what the length of a run counts
+
+    def __post_init__(self) -> None:
+        fields.check(self)
+        self.check_together()
+
+    def check_together(self) -> None:
+        """Refuse settings that do not go together; parts add to this."""
+        most = MAX_INTEGER - self.num_seeds + 1
+        several = f", with --num-seeds {self.num_seeds}" if self.num_seeds > 1 else ""
+        require(self, "seed", self.seed <= most, f"must be at most {most}{several}")
+        self.target_scheme  # noqa: B018 - refuses a scheme without pairs
+        require(
+            self,
+            "target_update_period",
+            self.target_update_period % self.update_period == 0,
+            f"must be a multiple of --update-period ({self.update_period})",
+        )
+
+    @property
+    def target_scheme(self) -> TargetScheme:
+        return make_scheme(self.scheme, self.num_bellman_iterations)
+
+    @property
+    def label(self) -> str:
+        """Name of the method in the paper's words, such as "iS-DQN K=9"."""
+        return self.target_scheme.label(self.algorithm)
+
+    def observed_spec(self, spec: EnvSpec) -> EnvSpec:
+        """Return the specification of an environment as the agent observes it."""
+        return dataclasses.replace(spec, frame_dtype="float32") if self.normalise_observations else spec
+
+    def resume_fields(self) -> dict[str, Any]:
+        """Return the settings that a run must go on with to come to the same bits, in JSON's terms."""
+        changing = {*fields.marks(type(self), MAY_CHANGE), *fields.marks(type(self), PLACE)}
+        kept = {"agent": self.agent} | {n: v for n, v in dataclasses.asdict(self).items() if n not in changing}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in kept.items()}
+
+    @property
+    def places(self) -> dict[str, str]:
+        """Files and folders that a run reads, by the setting that names them."""
+        named = {name: getattr(self, name) for name in fields.marks(type(self), PLACE)}
+        return {name: place for name, place in named.items() if place}
+
+    def of_seed(self, index: int) -> Self:
+        """Return the config of one of the `num_seeds` runs of a program, as if it ran alone."""
+        return self.replace(seed=self.seed + index, **({"num_seeds": 1} if self.num_seeds != 1 else {}))
+
+    def replace(self, **changes: Any) -> Self:
+        return dataclasses.replace(self, **changes)
+
+
+# -- the length of a run, and its epochs
+
+
+@dataclass(frozen=True)
+class Interaction(Run):
+    """Settings of a run that acts in an environment while it learns."""
+
+    protocol: str = "auto"
+    """Atari: machado2018, streaming or reference; dm_control: action-repeat-2, -1, -4 or -8. auto: the first."""
+    max_episode_steps: Annotated[int, AT_LEAST_ONE] = 27_000
+    """Horizon (H): agent steps after which an episode is truncated."""
+    total_timesteps: Annotated[int, AT_LEAST_ONE, MAY_CHANGE] = 50_000
+    """Agent steps of the run; in the host loop each epoch goes on to the end of its last episode."""
+    epoch_steps: Annotated[int, AT_LEAST_ONE] = 5_000
+    """Agent steps of an epoch, whose score is its mean return; in the host loop it ends with an episode."""
+    log_period_steps: Annotated[int, AT_LEAST_ONE] = 1_000
+    """Agent steps between rows of metrics.csv."""
+    record_dataset: bool = False
+    """Keep every step in RUN_DIR/dataset, for `isqn train cql`; needs the host loop."""
+
+    def check_together(self) -> None:
+        super().check_together()
+        if self.record_dataset:
+            require(self, "loop", self.loop != "compiled", "must be host or auto with --record-dataset")
+            require(self, "num_seeds", self.num_seeds == 1, "must be 1 with --record-dataset")
+
+    @property
+    def length(self) -> int:
+        """Length of the run in agent steps."""
+        return self.total_timesteps
+
+    @property
+    def epoch_length(self) -> int:
+        return self.epoch_steps
+
+    @property
+    def row_length(self) -> int:
+        """Agent steps between rows of metrics; a short run has at least one row."""
+        return min(self.log_period_steps, self.epoch_steps, self.total_timesteps)
+
+    @property
+    def num_epochs(self) -> int:
+        return math.ceil(self.total_timesteps / self.epoch_steps)
+
+    def epoch_end(self, epoch: int) -> int:
+        """Return the step at which an epoch is long enough; the last one takes what is left."""
+        return min((epoch + 1) * self.epoch_steps, self.total_timesteps)
+
+
+@dataclass(frozen=True)
+class Offline(Run):
+    """Settings of a run that learns from data alone, with evaluations in between."""
+
+    num_updates: Annotated[int, AT_LEAST_ONE, MAY_CHANGE] = 50_000
+    """Gradient steps of the run, each with a batch of its own."""
+    epoch_updates: Annotated[int, AT_LEAST_ONE] = 5_000
+    """Gradient steps between evaluations; there is one more before the first step."""
+    log_period_updates: Annotated[int, AT_LEAST_ONE] = 1_000
+    """Gradient steps between rows of metrics.csv."""
+
+    first_epoch = 0  # the evaluation before the first gradient step
+    results_table = "evaluations"
+    unit = "updates"
+
+    @property
+    def length(self) -> int:
+        """Length of the run in gradient steps."""
+        return self.num_updates
+
+    @property
+    def epoch_length(self) -> int:
+        return self.epoch_updates
+
+    @property
+    def row_length(self) -> int:
+        """Gradient steps between rows of metrics; a short run has at least one row."""
+        return min(self.log_period_updates, self.epoch_updates, self.num_updates)
+
+    @property
+    def num_epochs(self) -> int:
+        """Number of evaluations, with the one before the first gradient step."""
+        return math.ceil(self.num_updates / self.epoch_updates) + 1
+
+    def epoch_end(self, epoch: int) -> int:
+        """Return the gradient step after which evaluation number `epoch` is due."""
+        return min(epoch * self.epoch_updates, self.num_updates)
+
+
+# -- acting
+
+
+@dataclass(frozen=True)
+class GreedyHeads(Run):
+    """Settings of agents that act by the values of their heads."""
+
+    acting_rule: Literal["uniform", "episode", "mean", "last"] = "uniform"
+    """Acting head: drawn each step (uniform, the paper) or each episode, the mean of all heads, or the last one."""
+
+    evaluation_epsilon = 0.001
+    last_epsilon = 0.01
+
+
+@dataclass(frozen=True)
+class EpsilonGreedy(GreedyHeads):
+    """Settings of agents that explore by random actions."""
+
+    epsilon_start: Annotated[float, PROBABILITY] = 1.0
+    """Probability of a random action at the first step, in [0, 1]."""
+    epsilon_end: Annotated[float, PROBABILITY] = 0.01
+    """Probability of a random action after the decay, in [0, 1]."""
+    epsilon_decay_steps: Annotated[int, AT_LEAST_ZERO] = 10_000
+    """Agent steps of the linear decay of epsilon."""
+
+    def epsilon(self, step: Any) -> Any:
+        """Return the probability of a random action; works on numbers and on traced arrays."""
+        left = 1.0 - step / max(self.epsilon_decay_steps, 1)
+        return self.epsilon_end + (self.epsilon_start - self.epsilon_end) * left * (left > 0)
+
+    @property
+    def last_epsilon(self) -> float:  # type: ignore[override]
+        return self.epsilon_end
+
+
+# -- learning
+
+
+@dataclass(frozen=True)
+class Batches(Run):
+    """Settings of agents that learn from batches of transitions."""
+
+    num_steps_return: Annotated[int, AT_LEAST_ONE, alias("update-horizon")] = 1
+    """Number of steps of the n-step return (n)."""
+    batch_size: Annotated[int, AT_LEAST_ONE] = 32
+    """Number of transitions in a gradient step."""
+
+    @property
+    def update_batch_size(self) -> int:
+        """Number of transitions of all gradient steps after an agent step."""
+        return self.batch_size * self.updates_per_step
+
+    @property
+    def sampled_batch_size(self) -> int:
+        return self.update_batch_size + self.held_out_size
+
+
+@dataclass(frozen=True)
+class Replay(Batches):
+    """Settings of agents that learn from a replay buffer."""
+
+    buffer_size: Annotated[int, AT_LEAST_ONE] = 50_000
+    """Rows of the replay buffer: one per step, and one for the last observation of each episode."""
+    learning_starts: LearningStarts = 1_000
+    """Agent steps before the first gradient step."""
+
+    def check_together(self) -> None:
+        super().check_together()
+        below = f"must be below --buffer-size ({self.buffer_size})"
+        require(self, "learning_starts", self.learning_starts < self.buffer_size, below)
+        require(self, "num_steps_return", self.num_steps_return < self.buffer_size, below)
+        least = self.num_steps_return - 1
+        rule = f"must be at least {least}, for a first return of {self.num_steps_return} steps"
+        require(self, "learning_starts", self.learning_starts >= least, rule)
+
+    @property
+    def replay_rows(self) -> int:
+        return self.buffer_size
+
+
+@dataclass(frozen=True)
+class Adam(Run):
+    """Settings of agents that learn by Adam."""
+
+    adam_epsilon: Annotated[float, AT_LEAST_ZERO] = 1e-8
+    """Epsilon of Adam."""
+
+    learning_rate_end = 0.0
+    learning_rate_decay_steps = 0
+
+
+@dataclass(frozen=True)
+class PairWeights(Run):
+    """Settings of the weights of the pairs in the loss."""
+
+    head_weights: tuple[float, ...] = ()
+    """Weight of each pair of heads in the loss; empty: all ones."""
+    head_weight_discount: Annotated[float, AT_LEAST_ZERO] = 1.0
+    """Factor by which the weight falls from pair to pair (the paper's 0.25 in continuous control)."""
+
+    def check_together(self) -> None:
+        super().check_together()
+        require(self, "head_weights", all(map(math.isfinite, self.head_weights)), "must be finite numbers")
+        pairs = self.target_scheme.num_pairs
+        rule = f"must be empty or one for each of the {pairs} pairs"
+        require(self, "head_weights", len(self.head_weights) in (0, pairs), rule)
+
+    @property
+    def pair_weights(self) -> tuple[float, ...]:
+        given = self.head_weights or (1.0,) * self.target_scheme.num_pairs
+        return tuple(weight * self.head_weight_discount**i for i, weight in enumerate(given))
+
+
+@dataclass(frozen=True)
+class MetaGradient(PairWeights, GreedyHeads):
+    """Settings of learned pair weights (paper, D.4)."""
+
+    meta_gradient: Literal["none", "adam", "sgd"] = "none"
+    """Learn the pair weights by a gradient through an update of this optimizer (paper, D.4)."""
+    meta_learning_rate: Annotated[
+        float,
+        AT_LEAST_ZERO,
+        Needs(lambda config: config.meta_gradient != "none", "--meta-gradient adam or sgd"),
+    ] = 6.25e-5
+    """Learning rate of the pair weights. Not specified in the paper; the authors' code uses the network's."""
+
+    def check_together(self) -> None:
+        super().check_together()
+        if self.meta_gradient == "none":
+            return
+        rule = "cannot be combined with --meta-gradient"
+        require(self, "batch_norm", not self.uses_batch_norm, rule)
+        require(self, "head_weights", not self.head_weights, rule)
+        require(self, "head_weight_discount", self.head_weight_discount == 1, rule)
+        uniform = self.acting_rule == "uniform"
+        require(self, "acting_rule", uniform, "must be uniform with --meta-gradient, which weighs the draw")
+
+
+@dataclass(frozen=True)
+class PairLoss(Run):
+    """Settings of the temporal-difference loss."""
+
+    loss: Literal[tuple(LOSSES)] = "dqn"  # type: ignore[valid-type]
+    """Temporal-difference loss of each pair (`isqn list losses`)."""
+    mellowmax_temperature: Annotated[float, POSITIVE, needs("loss", "mellowmax")] = 30.0
+    """Temperature of MellowMax (omega). Paper: 1000 on Breakout, 30 on Seaquest."""
+    munchausen_temperature: Annotated[float, POSITIVE, needs("loss", "munchausen")] = 0.03
+    """Temperature of the Munchausen policy (tau)."""
+    munchausen_weight: Annotated[float, needs("loss", "munchausen")] = 0.9
+    """Weight of the Munchausen log-policy bonus (alpha)."""
+    munchausen_clip: Annotated[float, Range(high=0), needs("loss", "munchausen")] = -1.0
+    """Lower bound of the Munchausen log-policy bonus."""
+    conservative_weight: Annotated[float, AT_LEAST_ZERO, needs("loss", "cql")] = 0.1
+    """Weight of the conservative term of CQL (alpha)."""
+
+    def check_together(self) -> None:
+        super().check_together()
+        if not LOSSES[self.loss].bootstraps:
+            require(
+                self, "loss", isinstance(self, Offline), "is for `isqn train cql`, whose dataset has an action to clone"
+            )
+            rule = f"must be target-free with --loss {self.loss}: no targets"
+            require(self, "scheme", self.scheme == "target-free", rule)
+
+    @property
+    def algorithm(self) -> str:  # type: ignore[override]
+        return LOSSES[self.loss].label
+
+
+@dataclass(frozen=True)
+class Normalisation(Run):
+    """Settings of agents that normalise what they learn from by running moments."""
+
+    normalise_observations: bool = False
+    """Normalise observations by their running mean and standard deviation, in float64, without clipping."""
+    normalise_rewards: bool = False
+    """Divide rewards by the running standard deviation of the discounted return; results are always raw."""
+
+
+@dataclass(frozen=True)
+class MovingHeads(Run):
+    """Settings of how the heads of iterated-shared begin and move."""
+
+    refreshed_heads: Annotated[Literal["all", "first"], needs("scheme", "iterated-shared")] = "all"
+    """Heads that a target update moves towards the next: all of them or head 0 alone. Not specified in the paper."""
+    initial_heads: Annotated[Literal["independent", "copied"], needs("scheme", "iterated-shared")] = "independent"
+    """Initial head 0: drawn on its own, or a copy of head 1. Not specified in the paper."""
+
+
+# -- the network
+
+
+@dataclass(frozen=True)
+class Torso(Run):
+    """Settings of the torso, the layers that all heads share."""
+
+    torso: str = "auto"
+    """Torso: mlp, minatar, nature, impala or stream; for sac mlp or simba. auto: by the observation."""
+    hidden_sizes: Annotated[
+        tuple[int, ...],
+        Needs(lambda config: config.torso != "simba", "another --torso than simba"),
+    ] = (128, 128)
+    """Hidden layer sizes of the MLP; none: linear in the observation."""
+    layer_norm: Annotated[bool, Needs(lambda config: config.torso != "simba", "another --torso than simba")] = False
+    """LayerNorm before each activation."""
+
+    width_factor = 1.0
+
+    def check_together(self) -> None:
+        super().check_together()
+        require(self, "hidden_sizes", min(self.hidden_sizes, default=1) > 0, "must be sizes of at least 1")
+
+    @property
+    def style(self) -> dict[str, Any]:
+        """Settings of the layers, as `isqn.networks.layers.Style` names them."""
+        return {
+            "layer_norm": self.layer_norm,
+            "batch_norm": self.uses_batch_norm,
+            "width_factor": self.width_factor,
+            "hidden_sizes": self.hidden_sizes,
+            "dtype": self.compute_dtype,
+        }
+
+
+@dataclass(frozen=True)
+class ScaledTorso(Torso):
+    """Settings of the torso of agents that act by their values."""
+
+    width_factor: Annotated[float, POSITIVE] = 1.0
+    """Factor on the size of the last hidden layer (paper, D.3)."""
+
+
+@dataclass(frozen=True)
+class BatchNorm(Torso):
+    """Setting of BatchNorm in the torso."""
+
+    batch_norm: bool = False
+    """BatchNorm after each activation; s and s' then pass as one batch."""
+
+    @property
+    def uses_batch_norm(self) -> bool:  # type: ignore[override]
+        return self.batch_norm
+
+
+@dataclass(frozen=True)
+class NativeLoop(Interaction):
+    """Settings of agents that can train in one compiled program with their environment."""
+
+    num_seeds: Annotated[int, AT_LEAST_ONE] = 1
+    """Number of seeds (seed, seed + 1, ...) trained in one compiled program."""
+    loop: Literal["auto", "host", "compiled"] = "auto"
+    """Training loop; compiled: environment and learning in one program, if it is written in JAX. auto: then."""

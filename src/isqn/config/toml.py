@@ -1,0 +1,41 @@
+"""Configs and other settings as TOML files."""
+
+from __future__ import annotations
+
+import json
+import math
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from isqn.config.fields import docs, nearest_path
+from isqn.types import UserError
+
+
+def to_toml(config: Any) -> str:
+    """Write each setting with its meaning above it."""
+    lines = ["# Agent: the first word of `isqn train`.", f"agent = {toml_value(config.agent)}"]
+    for name, doc in docs(type(config)).items():
+        value = getattr(config, name)
+        lines.append(f"# {doc}")
+        lines.append(f"# {name} is not set" if value is None else f"{name} = {toml_value(value)}")
+    return "\n".join(lines) + "\n"
+
+
+def toml_value(value: Any) -> str:
+    """Write a value; the strings, booleans, lists and finite numbers of JSON are TOML's too."""
+    if isinstance(value, tuple | list):
+        return f"[{', '.join(map(toml_value, value))}]"
+    return "inf" if value == math.inf else json.dumps(value, ensure_ascii=False)
+
+
+def load_toml(path: Path, instead: str) -> dict[str, Any]:
+    """Read a file; `instead` ends the sentence if it cannot be read."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))  # some editors begin a file with a byte order mark
+    except FileNotFoundError:
+        raise UserError(f"{path} does not exist{nearest_path(path) or f'; {instead}'}") from None
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}); {instead}") from None
+    except (ValueError, RecursionError) as error:  # not UTF-8, not TOML, or nested too deeply for Python's parser
+        raise UserError(f"{path} is not valid TOML: {error}.") from None

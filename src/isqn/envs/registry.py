@@ -1,0 +1,96 @@
+"""Environments that are known by name, from the package or from a user's file alike.
+
+Any other Gymnasium id works too. An environment with a JAX version also trains in the compiled loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import gymnasium as gym
+
+from isqn.envs import classic, minatar, toy
+from isqn.envs.native import NativeEnvironment, NativeGymnasium, native_environment
+
+
+class Entry(NamedTuple):
+    """An environment as it is registered."""
+
+    kind: str  # the group in `isqn list envs`
+    native: Callable[[], NativeEnvironment] | None  # makes the JAX version
+
+
+_ENTRIES: dict[str, Entry] = {}
+
+
+def register_environment(
+    env_id: str,
+    native: NativeEnvironment | Callable[[], NativeEnvironment] | None = None,
+    *,
+    entry_point: str | Callable[..., gym.Env[Any, Any]] | None = None,
+    kind: str = "own",
+    **gymnasium_settings: Any,
+) -> None:
+    """Make an environment known to `--env-id`, `isqn list envs` and `gymnasium.make`.
+
+    `native` is its JAX version, for the compiled loop; `entry_point` is its Gymnasium class. One of them is enough: an
+    environment in JAX plays in the host loop and in evaluations too.
+    """
+    make_native = None if native is None else (lambda: native) if isinstance(native, NativeEnvironment) else native
+    if entry_point is None and make_native is not None and env_id not in gym.registry:
+        entry_point = lambda **settings: NativeGymnasium(make_native(), **settings)  # noqa: E731
+    if entry_point is not None:
+        gym.registry.pop(env_id, None)
+        gym.register(env_id, entry_point=entry_point, **gymnasium_settings)
+    _ENTRIES[env_id] = Entry(kind, make_native)
+
+
+def entries() -> dict[str, Entry]:
+    return dict(_ENTRIES)
+
+
+def has_native(env_id: str) -> bool:
+    """Return whether there is a JAX version; imports nothing and starts no device."""
+    entry = _ENTRIES.get(full_id(env_id))
+    return entry is not None and entry.native is not None
+
+
+def make_native(env_id: str) -> NativeEnvironment:
+    """Make the JAX version of an environment that has one."""
+    entry = _ENTRIES.get(full_id(env_id))
+    if entry is None or entry.native is None:
+        raise ValueError(f"{env_id} has no JAX version; has_native says which have.")
+    return entry.native()
+
+
+def full_id(env_id: str) -> str:
+    """Return the id with the version, which MinAtar may leave out."""
+    return minatar.full_id(env_id) or env_id
+
+
+def register_own() -> None:
+    """Register the environments of the package; calling it again does nothing."""
+    if _ENTRIES:
+        return
+    for env_id in toy.PROBLEMS:
+        register_environment(
+            env_id,
+            lambda env_id=env_id: native_environment(env_id, "gymnasium", *toy.native(toy.PROBLEMS[env_id]())),
+            entry_point="isqn.envs.toy:ToyEnvironment",
+            kind="toy",
+            kwargs={"name": env_id},
+        )
+    register_environment("isqn/Wordle-v0", entry_point="isqn.language.game:WordleEnvironment", kind="words")
+    for env_id in classic.IDS:
+        register_environment(
+            env_id,
+            lambda env_id=env_id: native_environment(env_id, "gymnasium", *classic.native(env_id)),
+            kind="classic",
+        )
+    for env_id in classic.CONTINUOUS_IDS:
+        register_environment(env_id, kind="classic")
+    for env_id in minatar.IDS:
+        _ENTRIES[env_id] = Entry(
+            "MinAtar", lambda env_id=env_id: native_environment(env_id, minatar.PROTOCOL, *minatar.native(env_id))
+        )

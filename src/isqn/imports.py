@@ -1,0 +1,47 @@
+"""The only way in for a user's own code: Python files and modules that the user has named to be imported.
+
+`--import FILE` names them on the command line, `imports` in a study file, and a study passes them on to its workers.
+Nothing that is read from disk, such as a run folder, a model or a dataset, imports anything.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import runpy
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from isqn.types import UserError
+
+_IMPORTED_FILES: set[str] = set()  # by their text, so that a copy of a file counts as the file
+IMPORTED: list[str] = []  # what was imported, in this order; a run records it
+
+
+def import_all(names: Iterable[str]) -> None:
+    """Import files and modules that register something; each once, because they may not allow it twice."""
+    for name in names:
+        try:
+            if not name.endswith(".py"):
+                _import_module(name)
+            elif (text := Path(name).read_text()) not in _IMPORTED_FILES:
+                runpy.run_path(name)
+                _IMPORTED_FILES.add(text)
+        except (Exception, SystemExit) as error:  # whatever is wrong in a file of the user's
+            why = f"{type(error).__name__}: {error}"
+            raise UserError(f"--import: {name!r} cannot be imported: {why}.") from error
+        if name not in IMPORTED:
+            IMPORTED.append(name)
+
+
+def _import_module(name: str) -> None:
+    """Import from the current folder too, which a console script does not search."""
+    if os.getcwd() not in sys.path and "" not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    importlib.import_module(name)
+
+
+def module_of(env_id: str) -> str:
+    """Return the module in an environment id of the form `module:Env-v0`; "" if there is none."""
+    return env_id.partition(":")[0] if ":" in env_id else ""

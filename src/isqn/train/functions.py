@@ -1,0 +1,87 @@
+"""The functions of an agent, compiled, and the batches and sums that go through them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from isqn.agents import registry
+from isqn.agents.base import Agent
+from isqn.compiler import jit
+from isqn.config.parts import Run
+from isqn.train.probes import add_probes
+from isqn.types import EnvSpec, Transition
+
+
+def make_agent(config: Run, spec: EnvSpec) -> Agent:
+    """Make the agent of a run, with the probes that it records."""
+    agent = registry.make_agent(config, spec)
+    return add_probes(agent, config) if config.held_out_size else agent
+
+
+class Functions(NamedTuple):
+    """The functions of an agent, each compiled once."""
+
+    init: Callable[..., Any]
+    observe: Callable[..., Any]
+    # The same in evaluations: moments of a streaming agent move on, those of an agent with a replay do not.
+    observe_eval: Callable[..., Any]
+    act: Callable[..., Any]
+    update: Callable[..., Any]
+    refresh: Callable[..., Any]
+    sync: Callable[..., Any]
+
+
+def compile_agent(agent: Agent) -> Functions:
+    program = partial(jit, frugal=agent.is_streaming)
+
+    def update(state: Any, totals: Any, batch: Any) -> tuple[Any, Any]:
+        state, metrics = agent.update(state, batch)
+        return state, jax.tree.map(jnp.add, totals, metrics)
+
+    @program
+    def count_moments(state: Any, *step: Any) -> tuple[Any, Any]:
+        state, frame = agent.observe(state, *step)
+        return state.moments, frame
+
+    def only(state: Any, *parts: str) -> Any:
+        """Drop the many arrays that a program does not read, which would be passed to it at every step."""
+        return state._replace(**dict.fromkeys(set(state._fields) - {"seed", *parts}, ()))
+
+    def observe(state: Any, frame: np.ndarray, *step: Any) -> tuple[Any, np.ndarray]:
+        if not jax.tree.leaves(state.moments):
+            return state, frame
+        moments, obs = count_moments(only(state, "moments"), frame, *step)
+        return state._replace(moments=moments), np.asarray(obs) if agent.is_streaming else frame
+
+    def observe_eval(state: Any, frame: np.ndarray, *step: Any) -> tuple[Any, np.ndarray]:
+        return observe(state, frame, *step) if agent.is_streaming else (state, frame)
+
+    act = program(agent.act)
+    return Functions(
+        init=program(agent.init),
+        observe=observe,
+        observe_eval=observe_eval,
+        act=lambda state, *rest: act(only(state, *agent.acting_parts), *rest),
+        update=program(update, donate_argnums=(0, 1)),
+        refresh=program(agent.refresh, donate_argnums=0),
+        sync=program(agent.sync, donate_argnums=0),
+    )
+
+
+def zero_totals(agent: Agent, config: Run, spec: EnvSpec) -> Any:
+    """Return zeros of the shape of the metrics, whose sums stay on the device between rows."""
+    batch = spec.batch(config.sampled_batch_size)
+    _, metrics = jax.eval_shape(agent.update, jax.eval_shape(agent.init, 0), batch)
+    return jax.tree.map(lambda m: jnp.zeros(m.shape, m.dtype), metrics)
+
+
+def append_held_out(batch: Transition, held_out: Transition) -> Transition:
+    """Append the transitions that only the probes evaluate to those that are learned from."""
+    fields = ("obs", "action", "reward", "discount", "next_obs")
+    return batch._replace(**{f: jnp.concatenate([getattr(batch, f), getattr(held_out, f)]) for f in fields})

@@ -1,0 +1,222 @@
+"""Runs that act in an environment while they learn, in the host loop or the compiled loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from isqn.agents.base import Agent
+from isqn.config.fields import field_names, flag
+from isqn.data.device_replay import DeviceReplay
+from isqn.data.replay import Memory, Replay, memory_needed
+from isqn.envs import atari, dmc
+from isqn.envs.adapter import Environment, make_environment, require_protocol
+from isqn.envs.registry import has_native, make_native
+from isqn.train import checkpoint, compiled, host, timing
+from isqn.train.announce import begin_summaries, epoch_line, require_memory
+from isqn.train.functions import compile_agent, make_agent
+from isqn.train.progress import Progress, duration
+from isqn.types import EnvSpec, UserError, num_bytes
+
+IS_DISTRIBUTED = False
+LONG_RUN_STEPS = 100_000  # from here on a run is worth a measured estimate of its time
+
+
+def uses_compiled_loop(config: Any) -> bool:
+    native = has_native(config.env_id)
+    if config.loop == "compiled" and not native:
+        raise UserError(
+            f"--loop compiled needs an environment written in JAX, and {config.env_id} is not; "
+            "`isqn list envs` shows which are, or leave --loop at auto."
+        )
+    if config.num_seeds > 1 and (config.loop == "host" or not native):
+        raise UserError(
+            f"--num-seeds {config.num_seeds} needs the compiled loop, for environments written in JAX; "
+            f"train the seeds of {config.env_id} one by one with --seed."
+        )
+    return native and config.loop != "host" and not config.record_dataset
+
+
+def specification(config: Any) -> EnvSpec:
+    """Return the specification of the environment as this run will observe it."""
+    if uses_compiled_loop(config):
+        spec = make_native(config.env_id).spec
+        require_protocol(config.protocol, spec.protocol, spec.id)
+        return spec
+    env = make_environment(config.env_id, protocol=config.protocol)
+    env.close()
+    return env.spec
+
+
+# -- memory
+
+
+def compresses(config: Any, spec: EnvSpec) -> bool:
+    if config.compress_replay == "auto":
+        return spec.is_image and config.observed_spec(spec).frame_dtype in ("uint8", "bool")
+    return config.compress_replay == "yes"
+
+
+def replay_factory(config: Any, spec: EnvSpec, rows: int | None = None) -> Callable[[], Replay]:
+    """Return a function that makes a replay as large as the run needs, or of so many rows."""
+    return lambda: Replay(
+        config.observed_spec(spec),
+        rows or config.replay_rows,
+        compress=compresses(config, spec),
+        num_steps_return=config.num_steps_return,
+        discount=config.discount,
+        reward_clip=config.reward_clip,
+    )
+
+
+def device_replay(config: Any, spec: EnvSpec) -> DeviceReplay:
+    observed, rows = config.observed_spec(spec), config.replay_rows
+    return DeviceReplay(observed, rows, config.num_steps_return, config.discount, config.reward_clip)
+
+
+def replay_memory(config: Any, spec: EnvSpec) -> Memory:
+    """Return the memory of the replays of all seeds that are trained at once."""
+    if not uses_compiled_loop(config):
+        return memory_needed(config.observed_spec(spec), config.replay_rows, compresses(config, spec))
+    size = device_replay(config, spec).nbytes * config.num_seeds
+    return Memory(columns=0, frames=size, most_frames=size, compressed=False)
+
+
+def batches_in_memory(config: Any) -> int:
+    return config.num_seeds
+
+
+def batch_flag(config: Any) -> str:
+    return "batch_size"
+
+
+def require_possible(config: Any, spec: EnvSpec, *, on_host: bool = False) -> None:
+    """Refuse what cannot run before a folder is made, or an old one deleted, for it."""
+    memory, is_compiled = replay_memory(config, spec), not on_host and uses_compiled_loop(config)
+    settings = field_names(type(config))
+    rows = "buffer_size" if "buffer_size" in settings else "analysis_samples"
+    can_compress = not (is_compiled or memory.compressed) and "compress_replay" in settings
+    instead = f", or set {flag('compress_replay')} yes" if can_compress else ""
+    require_memory(memory.total, f"The run needs {memory}", f"Lower {flag(rows)}{instead}.")
+    if is_compiled:
+        _require_whole_updates(config)
+
+
+def _require_whole_updates(config: Any) -> None:
+    for name in ("log_period_steps", "epoch_steps", "total_timesteps"):
+        if getattr(config, name) % config.update_period:
+            raise UserError(
+                f"{flag(name)} is {getattr(config, name)}; in the compiled loop it must be a multiple of "
+                f"{flag('update_period')} ({config.update_period})."
+            )
+
+
+# -- training
+
+
+def train(
+    config: Any,
+    folders: list[Path],
+    env: Environment | None,
+    progress: Progress,
+    should_stop: Callable[[], bool],
+) -> None:
+    """Train what `folders` hold to the end, by the loop that fits."""
+    if env is None and uses_compiled_loop(config):
+        _train_compiled(config, folders, progress, should_stop)
+        return
+    made = env or make_environment(config.env_id, protocol=config.protocol)
+    _train_on_host(config, folders[0], made, progress, should_stop)
+    if env is None:
+        made.close()
+
+
+def _train_on_host(
+    config: Any, run_dir: Path, env: Environment, progress: Progress, should_stop: Callable[[], bool]
+) -> None:
+    progress.say(f"{config.label} on {env.spec.id} ({env.spec.protocol}), seed {config.seed}")
+    if env.spec.protocol in atari.PROTOCOLS:
+        progress.say(atari.PROTOCOLS[env.spec.protocol].describe())
+    progress.say(_memory_line(config, env.spec))
+    for remark in _remarks(config):
+        progress.say(remark)
+    agent, make_replay = make_agent(config, env.spec), replay_factory(config, env.spec)
+    finish = begin_summaries(config, [run_dir], env.spec)
+    functions = compile_agent(agent)
+    if progress.enabled and config.total_timesteps >= LONG_RUN_STEPS:
+        times = timing.measure(config, agent, env, make_replay(), functions, seconds=0.5)
+        left = config.total_timesteps - max(checkpoint.steps(run_dir), default=0)
+        seconds = left * times.seconds_per_step(config)
+        progress.say(f"about {duration(seconds)} on this machine for {left:,} steps{_shorter_preset(config, agent)}")
+    epochs = host.train(
+        config, run_dir, agent, env, make_replay, functions=functions, should_stop=should_stop, progress=progress
+    )
+    for epoch in epochs:
+        progress.say(epoch_line(config, [epoch], progress))
+    finish()
+
+
+def _train_compiled(config: Any, folders: list[Path], progress: Progress, should_stop: Callable[[], bool]) -> None:
+    env = make_native(config.env_id)
+    replay = device_replay(config, env.spec)
+    seeds = f"seeds {config.seed} to {config.seed + len(folders) - 1}" if len(folders) > 1 else f"seed {config.seed}"
+    progress.say(f"{config.label} on {env.spec.id} ({env.spec.protocol}), {seeds}, compiled loop")
+    progress.say(_memory_line(config, env.spec))
+    agent = make_agent(config, env.spec)
+    finish = begin_summaries(config, folders, env.spec)
+    for epochs in compiled.train(config, folders, agent, env, replay, should_stop=should_stop, progress=progress):
+        progress.say(epoch_line(config, epochs, progress))
+    finish()
+
+
+def _memory_line(config: Any, spec: EnvSpec) -> str:
+    memory = replay_memory(config, spec)
+    if "buffer_size" in field_names(type(config)):
+        return f"{memory}."
+    size = config.num_seeds * num_bytes(jax.eval_shape(make_agent(config, spec).init, 0))
+    kept = f"{memory} for the probes" if config.analysis else "there is no replay"
+    return f"{size / 1e6:.3g} MB for network, traces and moments; {kept}."
+
+
+def _remarks(config: Any) -> Iterator[str]:
+    """Yield warnings about settings that may not be meant."""
+    if config.learning_starts >= config.total_timesteps:
+        yield f"nothing is learned before step {config.learning_starts:,} ({flag('learning_starts')})"
+    settings, total = field_names(type(config)), config.total_timesteps
+    decay = config.learning_rate_decay_steps if "learning_rate_decay_steps" in settings else 0
+    if decay and decay != total:
+        part = f"is at its end after {decay:,} of {total:,} steps" if decay < total else f"decays over {decay:,} steps"
+        yield f"the learning rate {part} ({flag('learning_rate_decay_steps')})"
+    if "num_atoms" in settings and config.num_atoms > 1 and not config.normalise_rewards:
+        bound = f"({flag('value_bound')}, or {flag('normalise_rewards')})"
+        yield f"returns beyond +-{config.value_bound:g} are cut {bound}"
+
+
+def _shorter_preset(config: Any, agent: Agent) -> str:
+    short = {"ALE/": "atari-stream-smoke" if agent.is_streaming else "atari-smoke", dmc.PREFIX: "dmc-small"}
+    names = [name for prefix, name in short.items() if config.env_id.startswith(prefix)]
+    return f"; --preset {names[0]} is a short one." if names else "."
+
+
+def seconds_per_step(config: Any, seconds: float) -> float:
+    """Measure the seconds of a step of all seeds together, once the run learns, after compiling."""
+    if not uses_compiled_loop(config):
+        env = make_environment(config.env_id, protocol=config.protocol)
+        replay = replay_factory(config, env.spec, rows=timing.ROWS)()
+        measured = timing.measure(config, make_agent(config, env.spec), env, replay, seconds=seconds / 4)
+        env.close()
+        return measured.seconds_per_step(config)
+    native = make_native(config.env_id)
+    agent, rows = make_agent(config, native.spec), device_replay(config, native.spec)
+    loop, steps = compiled.make_loop(config, agent, native, rows), 100 * config.update_period
+    state = loop.init(jax.numpy.arange(config.seed, config.seed + config.num_seeds))
+
+    def stretch() -> None:
+        nonlocal state
+        state, ended, _ = loop.run(state, 0, num_steps=steps, learning=True)
+        jax.block_until_ready(ended)
+
+    return timing.time_calls(stretch, seconds).median / steps

@@ -1,0 +1,53 @@
+"""Trained agents that play: loaded from a run folder, with the environment of the run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from isqn.agents.base import Agent, AgentState
+from isqn.agents.registry import find_agent
+from isqn.envs.adapter import Environment, make_environment
+from isqn.train.evaluate import load_agent_state
+from isqn.train.functions import make_agent
+from isqn.train.record import read_config
+from isqn.types import UserError
+
+
+class Player(NamedTuple):
+    """A trained agent, and the environment it plays in."""
+
+    config: Any
+    env: Environment
+    agent: Agent
+    state: AgentState
+    step: int  # of its training
+    epsilon: float
+
+
+def require_environment_agent(config: Any, command: str) -> None:
+    """Refuse agents that choose tokens, for commands that play in an environment."""
+    if find_agent(config.agent).actions == "tokens":
+        raise UserError(f"{command} is not for {config.label}, which writes words; see `isqn eval` and `isqn play`.")
+
+
+def load_player(
+    run_dir: Path,
+    which: str,
+    acting_rule: str,
+    epsilon: float | None,
+    *,
+    command: str,
+    for_evaluation: bool = False,
+    render: bool = False,
+) -> Player:
+    """Load an agent by an acting rule; "auto" acts as in training, or in evaluations as its kind does then."""
+    config: Any = read_config(run_dir)
+    require_environment_agent(config, command)
+    if acting_rule == "auto":
+        acting_rule = (for_evaluation and find_agent(config.agent).evaluation_rule) or config.acting_rule
+    config = config.replace(acting_rule=acting_rule)
+    env = make_environment(config.env_id, protocol=config.protocol, render=render)
+    agent = make_agent(config, env.spec)
+    state, step = load_agent_state(run_dir, agent, which)
+    return Player(config, env, agent, state, step, config.evaluation_epsilon if epsilon is None else epsilon)

@@ -1,0 +1,283 @@
+"""A run in progress: everything that a training loop does beside learning.
+
+Counters, rows of tables, episodes, epochs, the best agent, checkpoints, resuming, signals, progress, trackers and the
+check for numbers that are not finite are here, once for all loops.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from isqn.config.parts import Run
+from isqn.data.files import DamagedFile
+from isqn.train import checkpoint
+from isqn.train.progress import Progress, memory_mb
+from isqn.train.record import Table, Tracker, require_tables
+from isqn.types import Interrupted, UserError
+
+
+class Diverged(UserError):
+    """A loss or a parameter that is not finite."""
+
+
+class Epoch(NamedTuple):
+    """Result of an epoch: the returns of its episodes, in training or, offline, in its evaluation."""
+
+    epoch: int
+    step: int
+    returns: list[float]
+
+    @property
+    def mean_return(self) -> float:
+        return float(np.mean(self.returns)) if self.returns else float("nan")
+
+
+@dataclass
+class Counters:
+    """Position of a run, saved as JSON; each loop adds what it counts."""
+
+    episode: int = 0
+    seconds: float = 0.0
+    logged_updates: int = 0  # updates summed in the totals that the next row of metrics averages
+    best: float | None = None
+
+
+SomeCounters = TypeVar("SomeCounters", bound=Counters)
+
+
+class Session:
+    """Tables, results and checkpoints of one seed of a run."""
+
+    def __init__(
+        self,
+        config: Run,
+        run_dir: Path,
+        counters: Counters,
+        tables: dict[str, tuple[str, ...]],
+        lengths: dict[str, int],
+        progress: Progress,
+        *,
+        first_step: int,
+        frames_per_step: int = 1,
+        keeps_files: bool = True,
+    ):
+        self.config, self.run_dir, self.counters, self.progress = config, run_dir, counters, progress
+        self.tables = {
+            name: Table(run_dir / f"{name}.csv", columns, lengths.get(name)) for name, columns in tables.items()
+        }
+        self.tracker = Tracker(config, run_dir)
+        self.last_return: float | None = None
+        self.last_loss: float | None = None
+        self._frames_per_step, self._keeps_files = frames_per_step, keeps_files
+        self._clock = time.monotonic() - counters.seconds
+        self._saved_at = self._row_at = time.monotonic()
+        self._row_step = first_step
+
+    @property
+    def seconds(self) -> float:
+        """Training time, with that before a restart."""
+        return time.monotonic() - self._clock
+
+    @property
+    def row_seconds(self) -> float:
+        """Time since the last row of metrics."""
+        return time.monotonic() - self._row_at
+
+    def exclude(self, seconds: float) -> None:
+        """Leave an evaluation out of the time of the next row."""
+        self._row_at += seconds
+
+    # -- rows
+
+    def add_row(self, step: int, values: dict[str, Any], *, steps_per_step: int = 1) -> None:
+        """Write a row of metrics, and report it to the tracker."""
+        row = {
+            "step": step,
+            **values,
+            "steps_per_second": (step - self._row_step) * steps_per_step / self.row_seconds,
+            "memory_mb": memory_mb(),
+            "seconds": self.seconds,
+        }
+        self.last_loss = row.get("loss", self.last_loss)
+        self.tables["metrics"].add(row)
+        self.tracker.log(row, step)
+        self._row_at, self._row_step = time.monotonic(), step
+
+    def average(self, totals: Any, state: Any, step: int) -> tuple[dict[str, float], Any]:
+        """Return the means of the metrics since the last row, and zeros for the next one."""
+        if not self.counters.logged_updates:
+            return {}, totals
+        self.require_finite(state, totals, step)
+        means = fetch_means(totals, self.counters.logged_updates)
+        self.counters.logged_updates = 0
+        return means, jax.tree.map(jnp.zeros_like, totals)
+
+    def add_episode(self, epoch: int, step: int, episodic_return: float, length: int, table: str = "episodes") -> None:
+        """Write a row for an episode that has ended, and report it to the tracker."""
+        row = {"epoch": epoch, "episode": self.counters.episode, "step": step}
+        row |= {"frame": step * self._frames_per_step} if table == "episodes" else {}
+        row |= {"return": episodic_return, "length": length, "seconds": self.seconds}
+        self.tables[table].add(row)
+        self.tracker.log({"return": episodic_return, "length": length}, step)
+        self.counters.episode += 1
+        self.last_return = episodic_return
+
+    def show_progress(self, step: int) -> None:
+        self.progress.show(step, self.last_return, self.last_loss)
+
+    # -- results and checkpoints
+
+    def end_epoch(self, result: Epoch, state: Any) -> None:
+        """Keep the agent if its epoch is the best so far, by mean return."""
+        count = self.counters
+        if not result.returns or (count.best is not None and result.mean_return <= count.best):
+            return
+        count.best = result.mean_return
+        if self._keeps_files:
+            self.require_finite(state, (), result.step)
+            save_best(self.run_dir, state, result)
+
+    def save(
+        self,
+        step: int,
+        state: Any,
+        totals: Any,
+        arrays: Callable[[], dict[str, Any]],
+        about: Callable[[], dict[str, Any]] = dict,
+        *,
+        tidy: bool = True,
+    ) -> None:
+        """Write a checkpoint: the arrays by their names, and beside them what `about` adds to the manifest."""
+        if not self._keeps_files:
+            return
+        self.require_finite(state, totals, step)
+        self.counters.seconds = self.seconds
+        for table in self.tables.values():
+            table.flush_to_disk()
+        manifest = {
+            "config": self.config.resume_fields(),
+            "counters": asdict(self.counters),
+            **about(),
+            "tables": {name: table.length for name, table in self.tables.items()},
+        }
+        checkpoint.write(checkpoint.folder_of(self.run_dir, step), arrays(), manifest)
+        if tidy:
+            checkpoint.tidy(self.run_dir)
+        self._saved_at = time.monotonic()
+
+    def is_checkpoint_due(self) -> bool:
+        return time.monotonic() - self._saved_at > 60 * self.config.checkpoint_minutes
+
+    def interrupted(self, at: str) -> Interrupted:
+        return Interrupted(f"stopped {at}; go on with `isqn resume {self.run_dir}`")
+
+    def require_finite(self, state: Any, totals: Any, step: int) -> None:
+        """Stop at the first number that is not finite, before it reaches a checkpoint."""
+        if not _all_finite((state.params, state.policy, totals)):
+            kept = checkpoint.steps(self.run_dir)
+            where = f"the last good checkpoint is at step {kept[0]:,}" if kept else "there was no checkpoint before it"
+            raise Diverged(
+                f"a loss or a parameter stopped being a finite number before step {step:,}; {where}. "
+                "A lower --learning-rate, a normalised network or another --scheme may help."
+            )
+
+    def close(self) -> None:
+        for table in self.tables.values():
+            table.close()
+        self.tracker.close()
+
+
+@jax.jit
+def _all_finite(tree: Any) -> Any:
+    return jnp.all(jnp.array([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree)]))
+
+
+def save_best(run_dir: Path, state: Any, result: Epoch) -> None:
+    """Write the agent of the best epoch, and delete the one before."""
+    name = f"best-{result.step:012d}"
+    manifest = {"criterion": "mean return of an epoch", **result._asdict(), "mean_return": result.mean_return}
+    checkpoint.write(run_dir / name, checkpoint.flatten({"agent": state}), manifest)
+    for older in run_dir.glob("best-*"):
+        if older.name != name:
+            shutil.rmtree(older)
+
+
+# -- resuming
+
+
+class Restored(NamedTuple):
+    """Newest checkpoint of a run."""
+
+    step: int
+    tree: Any  # on the device
+    manifest: dict[str, Any]
+    extra: Any  # what the loop itself has loaded
+
+    def counters(self, kind: type[SomeCounters]) -> SomeCounters:
+        known = {field.name for field in fields(kind)}
+        return kind(**{name: value for name, value in self.manifest["counters"].items() if name in known})
+
+
+def restore(
+    run_dirs: Sequence[Path],
+    template: Any,
+    load: Callable[[Path, dict[str, np.ndarray], dict[str, Any]], Any] = lambda *_: None,
+) -> list[Restored]:
+    """Return the newest checkpoint that all seeds of a program have whole; none if there is no checkpoint.
+
+    `load` reads what lies beside the checkpoint of a folder, and may take arrays out of it that are not in `template`.
+    A damaged checkpoint is passed over with a warning.
+    """
+    for step in sorted(set.intersection(*(set(checkpoint.steps(d)) for d in run_dirs)), reverse=True):
+        try:
+            found = [_read(run_dir, step, template, load) for run_dir in run_dirs]
+        except DamagedFile as error:
+            checkpoint.warn_damaged(error)
+            continue
+        for run_dir, restored in zip(run_dirs, found, strict=True):
+            require_tables(run_dir, restored.manifest["tables"])
+        for run_dir in run_dirs:
+            checkpoint.drop_after(run_dir, step)
+        return found
+    if any(checkpoint.steps(run_dir) for run_dir in run_dirs):
+        raise UserError(f"{run_dirs[0]} has no checkpoint that can be read; move the folder away to train it anew.")
+    return []
+
+
+def _read(run_dir: Path, step: int, template: Any, load: Callable[..., Any]) -> Restored:
+    folder = checkpoint.folder_of(run_dir, step)
+    arrays, manifest = checkpoint.read(folder)
+    extra = load(run_dir, arrays, manifest)
+    tree = checkpoint.unflatten(template, arrays, folder)
+    return Restored(step, jax.tree.map(jnp.asarray, tree), manifest, extra)
+
+
+# -- metrics
+
+
+def metrics_columns(totals: Any, probes: Iterable[str]) -> tuple[str, ...]:
+    learned = [column for name, leaf in totals.items() for column in _columns(name, leaf)]
+    return ("step", "frame", "updates", "epsilon", *learned, *probes, "steps_per_second", "memory_mb", "seconds")
+
+
+def _columns(name: str, leaf: Any) -> list[str]:
+    return [name] if leaf.ndim == 0 else [f"{name}_{i + 1}" for i in range(leaf.shape[0])]
+
+
+def fetch_means(totals: Any, updates: int) -> dict[str, float]:
+    """Fetch the sums once, divide them by the number of updates, and spread vectors over numbered columns."""
+    fetched = jax.device_get(totals)
+    return {
+        column: float(value) / updates
+        for name, leaf in fetched.items()
+        for column, value in zip(_columns(name, leaf), np.atleast_1d(leaf), strict=True)
+    }
