@@ -70,7 +70,7 @@ def test_classic_control_steps_as_gymnasium_does(env_id):
     states = _interesting_states(env_id, 600)
     actions = np.arange(len(states)) % classic.PROBLEMS[env_id].num_actions
     native = make_native(env_id)
-    timed = classic.Timed(jnp.asarray(states), jnp.zeros(len(states), jnp.int32))
+    timed = classic.TimedState(jnp.asarray(states), jnp.zeros(len(states), jnp.int32))
     _, obs, reward, terminated, truncated = jax.jit(jax.vmap(native.step, (0, 0, None)))(timed, actions, KEY)
     host = make_environment(env_id)
     expected = []
@@ -131,7 +131,7 @@ def test_classic_control_starts_and_is_cut_as_gymnasium_does(env_id):
 
 def _pair(game: str) -> tuple[minatar.MinAtarGame, Any, Any]:
     original = minatar.MinAtarGame(f"MinAtar/{game}-v1", sticky_action_prob=0.0)
-    reset, step, num_actions = minatar.native(f"MinAtar/{game}-v1", sticky_action_prob=0.0)
+    reset, step, num_actions = minatar.make_jax_functions(f"MinAtar/{game}-v1", sticky_action_prob=0.0)
     assert num_actions == original.action_space.n  # type: ignore[attr-defined]
     return original, jax.jit(reset), jax.jit(step)
 
@@ -320,14 +320,14 @@ def test_seaquest_is_the_original_once_mended():
         return after.replace(observation=module._observe(after))
 
     agree, surfacings = _play_seaquest(
-        jax.jit(lambda state, *args: minatar.mend_seaquest(state, bare(state, *args))), episodes=6
+        jax.jit(lambda state, *args: minatar.correct_seaquest(state, bare(state, *args))), episodes=6
     )
     assert agree == 6
     assert surfacings > 2
 
 
 def test_why_seaquest_needs_mending():
-    """What pgx 2.6 does, on one state each; if this fails, pgx has changed and `mend_seaquest` may go."""
+    """What pgx 2.6 does, on one state each; if this fails, pgx has changed and `correct_seaquest` may go."""
     module = import_module("pgx.minatar.seaquest")
     # the enemy's bullets that left the screen are kept
     bullets = module.State()._e_bullets.at[0].set(jnp.array([12, 3, 1]))
@@ -381,7 +381,7 @@ def test_random_play_has_the_same_statistics(game):
             theirs[episode] += reward, 1
             if terminated:
                 break
-    reset, step, num_actions = minatar.native(f"MinAtar/{game}-v1")
+    reset, step, num_actions = minatar.make_jax_functions(f"MinAtar/{game}-v1")
     many = jax.jit(jax.vmap(step))
     state, _ = jax.vmap(reset)(jax.random.split(KEY, episodes))
     ours = np.zeros((episodes, 2))
@@ -402,10 +402,10 @@ def test_sticky_actions_in_both():
     original = minatar.MinAtarGame("MinAtar/Breakout-v1", sticky_action_prob=1.0)
     original.reset(seed=0)
     assert original.step(1)[0][9, 4, 0]
-    reset, step, _ = minatar.native("MinAtar/Breakout-v1", sticky_action_prob=1.0)
+    reset, step, _ = minatar.make_jax_functions("MinAtar/Breakout-v1", sticky_action_prob=1.0)
     state, _ = jax.jit(reset)(KEY)
     assert jax.jit(step)(state, 1, KEY)[1][9, 4, 0]
-    assert minatar.STICKY == 0.1
+    assert minatar.STICKY_ACTION_PROBABILITY == 0.1
     assert minatar.MinAtarGame("MinAtar/Breakout-v1").game.sticky_action_prob == 0.1
 
 

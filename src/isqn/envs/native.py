@@ -1,7 +1,6 @@
-"""Environments as pure JAX functions, for the compiled loop: everything runs under `jit`, `vmap` and `scan`.
+"""Environments as pure JAX functions, for the compiled loop. They run under `jit`, `vmap` and `scan`.
 
-There is no automatic reset in here either: the trainer holds the keys, sees the last observation of every
-episode, and resets.
+There are no automatic resets: the trainer holds the keys, receives the last observation of every episode, and resets.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ Step = Callable[[State, Array, Array], tuple[State, Array, Array, Array, Array]]
 
 
 class NativeEnvironment(NamedTuple):
-    """A record of pure functions over one state pytree."""
+    """Pure functions of an environment, over one state pytree."""
 
     spec: EnvSpec
     reset: Reset  # key -> state, obs
@@ -28,24 +27,24 @@ class NativeEnvironment(NamedTuple):
 
 
 def has_native(env_id: str) -> bool:
-    """Whether there is a JAX version; imports nothing and starts no device."""
+    """Whether an environment has a JAX version. Imports no optional package and starts no device."""
     return env_id in toy.PROBLEMS or env_id in classic.IDS or minatar.full_id(env_id) is not None
 
 
 def make_native(env_id: str) -> NativeEnvironment:
-    """The JAX version of an environment that has one."""
+    """Make the JAX version of an environment."""
     if env_id in toy.PROBLEMS:
         protocol = "gymnasium"
-        reset, step, num_actions = toy.native(toy.PROBLEMS[env_id]())
+        reset, step, num_actions = toy.make_jax_functions(toy.PROBLEMS[env_id]())
     elif env_id in classic.IDS:
         protocol = "gymnasium"
-        reset, step, num_actions = classic.native(env_id)
+        reset, step, num_actions = classic.make_jax_functions(env_id)
     elif full_id := minatar.full_id(env_id):
         env_id = full_id
         protocol = minatar.PROTOCOL
-        reset, step, num_actions = minatar.native(env_id)
+        reset, step, num_actions = minatar.make_jax_functions(env_id)
     else:
-        raise ValueError(f"{env_id} has no JAX version; has_native says which have.")
+        raise ValueError(f"{env_id} has no JAX version; see has_native.")
     frame = jax.eval_shape(lambda: reset(jax.random.key(0))[1])
     spec = EnvSpec(env_id, protocol, frame.shape, frame.dtype.name, num_actions)
     return NativeEnvironment(spec, reset, step)
