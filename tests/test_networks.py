@@ -9,7 +9,7 @@ import pytest
 
 from isqn.experiments.config import Config, begin
 from isqn.networks import make_network, torso_name
-from isqn.networks.layers import PatchConv, dot, layer_norm, plain_layer_norm, product, sparse_uniform
+from isqn.networks.layers import PatchConv, layer_norm, matmul_one_row, parameter_free_layer_norm, sparse_uniform, split_dot
 from isqn.networks.torsos import Activation, Style
 from isqn.types import EnvSpec, UserError
 
@@ -79,10 +79,10 @@ def test_a_single_row_through_a_large_layer_in_parts_is_the_plain_product(dtype)
     x, kernel = jnp.arange(4096.0) % 7, jnp.arange(4096.0 * 3).reshape(4096, 3) % 5  # whole numbers: sums are exact
     expected = np.asarray(x, np.float64) @ np.asarray(kernel, np.float64)
     plain = (((1,), (0,)), ((), ()))
-    one = dot(x[None].astype(dtype), kernel.astype(dtype), plain)
+    one = split_dot(x[None].astype(dtype), kernel.astype(dtype), plain)
     assert one.dtype == dtype
     np.testing.assert_allclose(one[0].astype(jnp.float32), expected, rtol=0 if dtype == "float32" else 0.01)
-    np.testing.assert_array_equal(dot(jnp.stack([x, 2 * x]), kernel, plain), [expected, 2 * expected])
+    np.testing.assert_array_equal(split_dot(jnp.stack([x, 2 * x]), kernel, plain), [expected, 2 * expected])
 
 
 def test_layer_norm_is_flaxs_with_its_gradient():
@@ -244,7 +244,7 @@ def test_every_kernel_of_a_stream_is_sparse_and_no_bias_is_drawn():
 def test_layer_norm_without_parameters(axes, over, epsilon):
     x = np.random.default_rng(0).normal(2, 3, (2, 4, 5, 6)).astype(np.float32)
     expected = (x - x.mean(over, keepdims=True)) / np.sqrt(x.var(over, keepdims=True) + epsilon)
-    np.testing.assert_allclose(plain_layer_norm(jnp.asarray(x), axes), expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(parameter_free_layer_norm(jnp.asarray(x), axes), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_a_stream_leaks_below_zero():
@@ -258,6 +258,6 @@ def test_the_product_for_batches_of_one_is_a_product():
     for rows in (1, 3):
         ours, theirs = (
             jax.grad(lambda x, w, f=f: jnp.sin(f(x, w)).sum(), argnums=(0, 1))(x[:rows], kernel)
-            for f in (product, jnp.matmul)
+            for f in (matmul_one_row, jnp.matmul)
         )
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), ours, theirs)
