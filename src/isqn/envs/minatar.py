@@ -116,8 +116,8 @@ def correct_seaquest(before: Any, after: Any) -> Any:
     """Correct a step of pgx 2.6 from `before` to `after`, where its Seaquest differs from the original.
 
     - Without oxygen, the original ends one step earlier and shows an empty gauge.
-    - pgx keeps enemy bullets that have left the screen. One that left at the left edge freezes those after it (they stop
-      moving and do no damage), and once 25 are kept, new ones overwrite the first.
+    - pgx keeps enemy bullets that have left the screen. One that left at the left edge freezes those after it (they
+      stop moving and do no damage), and once 25 are kept, new ones overwrite the first.
     - At a surfacing, pgx increments the ramp index before it reads it, so enemies speed up one surfacing too early.
 
     One difference remains: in the original, a submarine still shoots in the step in which it hits a bullet.
