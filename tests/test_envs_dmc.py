@@ -75,7 +75,7 @@ def test_the_replay_samples_every_step_of_an_episode_with_a_positive_discount():
 
 
 def test_seed_and_actions_determine_an_episode():
-    """Both when one environment is played twice and in a new environment."""
+    """A used environment and a new one give the same episode."""
     first, second = make_environment(CARTPOLE), make_environment(CARTPOLE)
     frames, rewards, _ = play(first, 50, seed=3)
     for env in (first, second):

@@ -50,7 +50,7 @@ class Environment:
 
     @property
     def continues(self) -> bool:
-        """Whether the last episode ended inside a game that the next `reset` will carry on."""
+        """Whether the next `reset` continues the current game, after a lost life."""
         return bool(getattr(self.env.unwrapped, "continues", False))
 
     def reset(self, seed: int, *, restart: bool = False) -> np.ndarray:
