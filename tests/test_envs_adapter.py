@@ -1,4 +1,4 @@
-"""The adapter: what it accepts, what it refuses and how it says so."""
+"""Tests of the environment adapter and of `check_environment`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from isqn.types import UserError
 
 
 class Good(gym.Env):
-    """A counter that ends after ten steps, with some noise: what the broken ones below differ from."""
+    """Valid environment: a counter that ends after ten steps, with noise."""
 
     observation_space: gym.Space[Any] = spaces.Box(0, 20, (2,), np.float32)
     action_space: gym.Space[Any] = spaces.Discrete(2)
@@ -49,7 +49,7 @@ def test_frames_rewards_and_flags_pass_through():
     assert not env.continues
 
 
-def test_step_needs_a_reset_before_it_and_after_the_end():
+def test_step_without_a_reset_raises_an_error():
     env = make_environment(Good())
     with pytest.raises(RuntimeError, match="reset"):
         env.step(0)
@@ -69,7 +69,7 @@ def test_time_limit_is_truncation():
 
 
 @pytest.mark.parametrize(
-    ("result", "said"),
+    ("result", "message"),
     [
         ((np.zeros(2, np.float32), float("nan"), False, False, {}), "ValueError: the reward is nan"),
         ((np.zeros(2, np.float32), "one", False, False, {}), "ValueError: could not convert string to float: 'one'"),
@@ -78,16 +78,16 @@ def test_time_limit_is_truncation():
         ((np.zeros(2, np.float32), 0.0, False, {}), r"ValueError: not enough values to unpack \(expected 5, got 4\)"),
     ],
 )
-def test_what_an_environment_does_wrong_is_said_with_its_name(result, said):
+def test_an_invalid_result_of_step_raises_an_error_with_the_name_of_the_environment(result, message):
     inner = Good()
     inner.step = lambda action: result  # type: ignore[method-assign]
     env = make_environment(inner)
     env.reset(0)
-    with pytest.raises(UserError, match=rf"^Good failed in step\(\): {said}"):
+    with pytest.raises(UserError, match=rf"^Good failed in step\(\): {message}"):
         env.step(0)
 
 
-def test_an_error_of_an_environment_is_found_by_the_check_and_named_in_training():
+def test_exceptions_in_an_environment_are_reported_by_the_check_and_in_training():
     inner = Good()
     inner.step = lambda action: 1 / 0  # type: ignore[method-assign]
     assert check_environment(inner)[0].endswith("raised ZeroDivisionError: division by zero.")
@@ -101,7 +101,9 @@ def test_an_error_of_an_environment_is_found_by_the_check_and_named_in_training(
         env.reset(0)
 
 
-class FromThree(Good):
+class OffsetSpaces(Good):
+    """Valid environment with Discrete spaces that do not start at 0."""
+
     observation_space = spaces.Discrete(4, start=3)
     action_space = spaces.Discrete(2, start=-1)
 
@@ -114,8 +116,8 @@ class FromThree(Good):
         return 3 + self.time
 
 
-def test_discrete_spaces_that_do_not_start_at_zero():
-    env = make_environment(FromThree())
+def test_discrete_spaces_may_start_at_any_number():
+    env = make_environment(OffsetSpaces())
     assert env.spec.frame_shape == (4,)
     np.testing.assert_array_equal(env.reset(0), [1, 0, 0, 0])
     step = env.step(0)
@@ -147,12 +149,12 @@ def test_frame_formats(space, obs, shape, dtype):
     assert (env.spec.frame_shape, env.spec.frame_dtype) == (shape, dtype)
     frame = env.reset(0)
     assert (frame.shape, frame.dtype.name) == (shape, dtype)
-    assert not np.shares_memory(frame, obs)  # an environment may write into its buffer again
+    assert not np.shares_memory(frame, obs)  # an environment may reuse its buffer
     assert env.spec.obs_shape == shape
 
 
 @pytest.mark.parametrize(
-    ("observations", "actions", "words"),
+    ("observations", "actions", "message"),
     [
         (spaces.Dict(a=spaces.Discrete(2)), spaces.Discrete(2), "observation space of Good is Dict"),
         (spaces.Tuple([spaces.Discrete(2)]), spaces.Discrete(2), "observation space of Good is Tuple"),
@@ -161,12 +163,12 @@ def test_frame_formats(space, obs, shape, dtype):
         (spaces.Box(0, 1, (2,)), spaces.MultiDiscrete([2, 2]), "Discrete and Box actions are supported"),
     ],
 )
-def test_unsupported_spaces_are_refused_in_a_sentence(observations, actions, words):
+def test_unsupported_spaces_raise_an_error(observations, actions, message):
     env = Good()
     env.observation_space, env.action_space = observations, actions
-    with pytest.raises(UserError, match=words):
+    with pytest.raises(UserError, match=message):
         make_environment(env)
-    assert any(words in sentence for sentence in check_environment(env))
+    assert any(message in problem for problem in check_environment(env))
 
 
 @pytest.mark.parametrize(
@@ -183,19 +185,19 @@ def test_unsupported_spaces_are_refused_in_a_sentence(observations, actions, wor
         ("not an id !!", "isqn list envs"),
     ],
 )
-def test_a_wrong_id_names_the_nearest(wrong, right):
+def test_an_unknown_id_is_answered_with_similar_ids(wrong, right):
     with pytest.raises(UserError, match=right) as error:
         make_environment(wrong)
     assert repr(wrong) in str(error.value)
 
 
-def test_old_atari_names_are_refused_because_they_hide_the_protocol():
+def test_legacy_atari_ids_are_refused():
     pytest.importorskip("ale_py")
     with pytest.raises(UserError, match="ALE/Pong-v5 and choose a --protocol"):
         make_environment("PongNoFrameskip-v4")
 
 
-def test_protocol_belongs_to_atari():
+def test_a_protocol_must_exist_for_the_environment():
     with pytest.raises(UserError, match="leave --protocol at 'auto'"):
         make_environment("CartPole-v1", protocol="streaming")
     with pytest.raises(UserError, match="machado2018-v1, streaming-v1, reference-v1"):
@@ -210,7 +212,7 @@ gym.register(id="Mine-v0", entry_point=CartPoleEnv, max_episode_steps=7)
 """
 
 
-def test_module_in_the_current_folder(tmp_path, monkeypatch):
+def test_an_id_with_a_module_imports_it_from_the_current_folder(tmp_path, monkeypatch):
     (tmp_path / "my_environments.py").write_text(MODULE)
     (tmp_path / "my_broken.py").write_text("import not_there_at_all")
     monkeypatch.chdir(tmp_path)
@@ -229,16 +231,16 @@ def test_module_in_the_current_folder(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("env_id", "module", "extra"), [("ALE/Pong-v5", "ale_py", "atari"), ("MinAtar/Breakout", "minatar", "minatar")]
 )
-def test_a_missing_extra_says_the_install_line(env_id, module, extra, monkeypatch):
+def test_a_missing_extra_raises_an_error_with_the_install_command(env_id, module, extra, monkeypatch):
     atari.games.cache_clear()
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(UserError, match=rf'pip install "isqn\[{extra}\]"'):
         make_environment(env_id)
-    assert len(list_environments()) > 20  # and the list still works
+    assert len(list_environments()) > 20  # the list works without the extra
     atari.games.cache_clear()
 
 
-def test_minatar_ids():
+def test_minatar_ids_may_omit_the_version():
     assert minatar.full_id("MinAtar/Breakout") == "MinAtar/Breakout-v1"
     assert make_environment("MinAtar/Breakout").spec.num_actions == 3
     assert make_environment("MinAtar/Breakout-v0").spec.num_actions == 6
@@ -247,29 +249,29 @@ def test_minatar_ids():
 @pytest.mark.parametrize(
     "env_id", ["isqn/Grid-v0", "CartPole-v1", "MinAtar/Seaquest-v1", "MinAtar/Freeway-v1", "ALE/Breakout-v5"]
 )
-def test_seed_and_actions_are_the_whole_state(env_id):
-    """What resuming rests on: nothing is left over from episodes before, or from another process."""
+def test_seed_and_actions_determine_an_episode(env_id):
+    """Resuming a run relies on this: nothing carries over from earlier episodes."""
 
     def play(env: Environment, seed: int) -> list[Any]:
         actions = np.random.default_rng(seed)
-        seen: list[Any] = [env.reset(seed)]
+        trajectory: list[Any] = [env.reset(seed)]
         for _ in range(60):
             step = env.step(int(actions.integers(env.spec.num_actions)))
-            seen += [step.frame, step.reward, step.terminated, step.truncated]
+            trajectory += [step.frame, step.reward, step.terminated, step.truncated]
             if step.terminated or step.truncated:
                 break
-        return seen
+        return trajectory
 
     fresh, used = make_environment(env_id), make_environment(env_id)
-    for other in range(3):
-        play(used, 10 + other)
+    for seed in range(10, 13):
+        play(used, seed)
     for a, b in zip(play(fresh, 5), play(used, 5), strict=True):
         np.testing.assert_array_equal(a, b)
     different = play(used, 6)
     assert any(not np.array_equal(a, b) for a, b in zip(play(used, 5), different, strict=False))
 
 
-def test_list_names_every_kind_and_its_loops():
+def test_list_environments_names_every_kind_and_its_loops():
     rows = {row.id: row for row in list_environments()}
     assert rows["isqn/Chain-v0"].loops == ("host", "compiled")
     assert rows["MinAtar/SpaceInvaders-v1"].kind == "MinAtar"
@@ -277,8 +279,7 @@ def test_list_names_every_kind_and_its_loops():
     assert {row.kind for row in rows.values()} == {"toy", "words", "classic", "MinAtar", "Atari", "dm_control"}
 
 
-def test_import_is_light():
-    """Wish 19: importing starts no device, and loads no optional package."""
+def test_imports_start_no_device_and_load_no_optional_package():
     code = (
         "import sys, isqn.envs.adapter, isqn.envs.native, isqn.envs.check\n"
         "from isqn.envs.registry import has_native\n"
@@ -291,19 +292,19 @@ def test_import_is_light():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_render():
-    drawn = make_environment("MinAtar/Breakout", render=True)
-    drawn.reset(0)
-    picture = drawn.render()
-    assert picture is not None
-    assert picture.shape == (160, 160, 3)
-    assert picture.dtype == np.uint8
-    blind = make_environment("isqn/Chain-v0")
-    blind.reset(0)
-    assert blind.render() is None
+def test_render_returns_an_image_only_if_asked_for():
+    rendered = make_environment("MinAtar/Breakout", render=True)
+    rendered.reset(0)
+    image = rendered.render()
+    assert image is not None
+    assert image.shape == (160, 160, 3)
+    assert image.dtype == np.uint8
+    plain = make_environment("isqn/Chain-v0")
+    plain.reset(0)
+    assert plain.render() is None
 
 
-# A gallery of broken environments; each differs from `Good` by one fault.
+# Broken environments; each differs from `Good` by one fault.
 
 
 class WrongDtype(Good):
@@ -379,7 +380,7 @@ class ReusesBuffer(Good):
 
 
 class NeverCleared(Good):
-    """`reset` forgets the clock."""
+    """Its reset does not clear the clock."""
 
     time = 0
 
@@ -416,21 +417,21 @@ class Endless(Good):
         (Endless, "Remark: no episode ended within 500 steps"),
     ],
 )
-def test_gallery_of_broken_environments(broken, sentence):
-    found = check_environment(broken())
-    assert any(one.startswith(sentence) for one in found), found
+def test_check_finds_the_fault_of_a_broken_environment(broken, sentence):
+    problems = check_environment(broken())
+    assert any(problem.startswith(sentence) for problem in problems), problems
 
 
-@pytest.mark.parametrize("env", [Good, FromThree, "isqn/Grid-v0", "CartPole-v1", "MinAtar/Asterix"])
-def test_sound_environments_pass(env):
+@pytest.mark.parametrize("env", [Good, OffsetSpaces, "isqn/Grid-v0", "CartPole-v1", "MinAtar/Asterix"])
+def test_check_finds_no_problem_in_valid_environments(env):
     assert check_environment(env if isinstance(env, str) else env()) == []
 
 
-def test_four_values_are_found_behind_a_time_limit():
-    found = check_environment(gym.wrappers.TimeLimit(FourValues(), 5))
-    assert any("Gymnasium expects the five values" in one for one in found), found
+def test_check_finds_a_step_of_four_values_behind_a_time_limit():
+    problems = check_environment(gym.wrappers.TimeLimit(FourValues(), 5))
+    assert any("Gymnasium expects the five values" in problem for problem in problems), problems
 
 
-def test_an_observation_of_another_shape_stops_at_reset():
+def test_reset_refuses_an_observation_of_another_shape():
     with pytest.raises(UserError, match="an observation has the shape"):
         make_environment(WrongShape()).reset(0)

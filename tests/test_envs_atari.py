@@ -1,7 +1,7 @@
-"""Atari: every field of a protocol, golden frames, and the emulator's own preprocessing as a witness.
+"""Tests of Atari: protocols, golden frames, and a comparison with the emulator's own preprocessing.
 
-`python tests/test_envs_atari.py` writes tests/data/golden_frames.json anew; do that only when a protocol gets a
-new version.
+`python tests/test_envs_atari.py` rewrites tests/data/golden_frames.json. Run it only when a protocol gets a new
+version.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CASES = [
 
 
 def golden_hash(env_id: str, protocol: str) -> str:
-    """Of the first 200 frames, rewards and flags under seed 1 and fixed actions."""
+    """Hash the first 200 frames, rewards and flags under seed 1 and fixed actions."""
     env = make_environment(env_id, protocol=protocol)
     actions = np.random.default_rng(1)
     digest = hashlib.sha256(env.reset(1).tobytes())
@@ -46,23 +46,23 @@ def golden_hash(env_id: str, protocol: str) -> str:
 
 
 @pytest.mark.parametrize(("env_id", "protocol"), CASES)
-def test_golden_frames(env_id, protocol):
+def test_frames_match_the_golden_hashes(env_id, protocol):
     golden = json.loads(GOLDEN.read_text())
     versions = {"ale_py": ale_py.__version__, "cv2": cv2.__version__}
     assert golden_hash(env_id, protocol) == golden["frames"][f"{env_id} {protocol}"], (
-        f"made with {golden['versions']}, run with {versions}"
+        f"golden hashes made with {golden['versions']}, test run with {versions}"
     )
 
 
 def test_frames_are_the_same_in_another_process():
     code = "import sys; sys.path.insert(0, sys.argv[1]); import test_envs_atari as t; print(t.golden_hash(*t.CASES[0]))"
-    other = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code, str(Path(__file__).parent)], check=True, capture_output=True, text=True
     )
-    assert other.stdout.strip() == golden_hash(*CASES[0])
+    assert process.stdout.strip() == golden_hash(*CASES[0])
 
 
-def test_every_field_of_the_protocols():
+def test_protocols_have_the_documented_fields():
     assert dataclasses.asdict(MACHADO2018) == {
         "name": "machado2018-v1",
         "repeat_action_probability": 0.25,
@@ -91,25 +91,25 @@ def test_every_field_of_the_protocols():
     assert "\n" not in line
 
 
-def test_spec():
+def test_spec_of_pong():
     spec = make_environment("ALE/Pong-v5", protocol="machado2018").spec
     assert (spec.id, spec.protocol) == ("ALE/Pong-v5", "machado2018-v1")
     assert (spec.frame_shape, spec.frame_dtype, spec.obs_shape) == ((84, 84, 1), "uint8", (84, 84, 4))
     assert (spec.num_actions, spec.frames_per_step) == (6, 4)
 
 
-class SilentConsole:
-    """Takes the place of the emulator and writes down what it is told to do."""
+class FakeEmulator:
+    """Replacement for the emulator that records its actions."""
 
     def __init__(self) -> None:
-        self.acted: list[Any] = []
+        self.actions: list[Any] = []
 
     def act(self, action: Any) -> int:
-        self.acted.append(action)
+        self.actions.append(action)
         return 1
 
-    def getScreenGrayscale(self, screen: np.ndarray) -> None:  # noqa: N802 - the emulator's name
-        screen[:] = len(self.acted) % 256
+    def getScreenGrayscale(self, screen: np.ndarray) -> None:  # noqa: N802 - name in ale-py
+        screen[:] = len(self.actions) % 256
 
     def game_over(self, with_truncation: bool = True) -> bool:
         return False
@@ -121,35 +121,35 @@ class SilentConsole:
         return 0
 
 
-def test_sticky_actions_repeat_the_frame_before():
-    """With actions that alternate, frame i of a step still has the old one with probability 0.25**(i + 1)."""
+def test_sticky_actions_repeat_the_previous_action_with_the_right_probability():
+    """If actions alternate, frame i of a step still repeats the previous action with probability 0.25**(i + 1)."""
     game = AtariGame("ALE/Pong-v5", MACHADO2018)
     game.reset(seed=0)
-    console = SilentConsole()
-    game.ale = console  # type: ignore[assignment]
+    emulator = FakeEmulator()
+    game.ale = emulator  # type: ignore[assignment]
     steps = 4000
     for t in range(steps):
         _, reward, *_ = game.step(2 + t % 2)
         assert reward == 4
-    asked = [game._actions[2 + t % 2] for t in range(steps) for _ in range(4)]
-    late = np.array([a != b for a, b in zip(console.acted, asked, strict=True)]).reshape(steps, 4).mean(axis=0)
-    # the frame before the first of a step is itself an old one in 0.25**4 of the cases
+    requested = [game._actions[2 + t % 2] for t in range(steps) for _ in range(4)]
+    sticky = np.array([a != b for a, b in zip(emulator.actions, requested, strict=True)]).reshape(steps, 4).mean(axis=0)
+    # with probability 0.25**4 the previous step ended with an older action, which is the requested one
     expected = 0.25 ** np.arange(1, 5) * (1 - 0.25**4)
-    np.testing.assert_allclose(late, expected, atol=0.03)  # 4 standard errors of the first
+    np.testing.assert_allclose(sticky, expected, atol=0.03)  # 4 standard errors of the first frame
 
 
-def test_no_sticky_actions_in_streaming_and_max_of_the_last_two_screens():
+def test_streaming_has_no_sticky_actions_and_takes_the_maximum_of_the_last_two_screens():
     game = AtariGame("ALE/Pong-v5", STREAMING)
     game.reset(seed=0)
-    console = SilentConsole()
-    game.ale = console  # type: ignore[assignment]
+    emulator = FakeEmulator()
+    game.ale = emulator  # type: ignore[assignment]
     frame, *_ = game.step(3)
-    assert console.acted == [game._actions[3]] * 4
+    assert emulator.actions == [game._actions[3]] * 4
     assert frame.shape == (84, 84, 1)
-    assert (frame == 4).all()  # screens 3 and 4 are read
+    assert (frame == 4).all()  # the maximum of screens 3 and 4
 
 
-def test_truncation_at_the_frame_cap():
+def test_an_episode_is_truncated_at_the_frame_cap():
     for cap, steps in ((100, 25), (102, 26)):
         game = AtariGame("ALE/Pong-v5", dataclasses.replace(MACHADO2018, name="tiny-v0", frame_cap=cap))
         for episode in range(2):
@@ -159,7 +159,7 @@ def test_truncation_at_the_frame_cap():
             assert game.ale.getEpisodeFrameNumber() == cap
 
 
-def test_no_ops_and_fire_at_the_start():
+def test_streaming_starts_with_no_ops_and_fire():
     frames = {}
     for env_id in ("ALE/MsPacman-v5", "ALE/Pong-v5"):  # without and with FIRE as action 1
         game = AtariGame(env_id, STREAMING)
@@ -182,19 +182,19 @@ def test_life_loss_ends_the_episode_but_not_the_game():
     actions = np.random.default_rng(0)
     ale = env.env.unwrapped.ale  # type: ignore[attr-defined]
     last = env.reset(0)
-    continued = []
-    while not continued or continued[-1]:
+    game_continues = []
+    while not game_continues or game_continues[-1]:
         step = env.step(int(actions.integers(4)))
         last = step.frame
         if step.terminated:
-            continued.append(env.continues)
+            game_continues.append(env.continues)
             frame_number = ale.getEpisodeFrameNumber()
             first = env.reset(99)
-            if continued[-1]:
-                np.testing.assert_array_equal(first, last)  # play goes on where it was
+            if game_continues[-1]:
+                np.testing.assert_array_equal(first, last)  # the game continues from the last frame
                 assert ale.getEpisodeFrameNumber() == frame_number
-    assert continued == [True] * 4 + [False]  # five lives
-    assert ale.getEpisodeFrameNumber() <= 38  # a new game: no-ops, FIRE and action 2
+    assert game_continues == [True] * 4 + [False]  # five lives
+    assert ale.getEpisodeFrameNumber() <= 38  # new game: at most 30 no-ops, FIRE and action 2
 
     first = env.reset(5, restart=True)
     while not env.step(int(actions.integers(4))).terminated:
@@ -204,7 +204,7 @@ def test_life_loss_ends_the_episode_but_not_the_game():
     assert not env.continues
 
 
-def test_game_over_is_the_only_end_of_machado2018():
+def test_machado2018_terminates_only_at_game_over():
     env = make_environment("ALE/Breakout-v5")
     actions = np.random.default_rng(0)
     env.reset(0)
@@ -217,8 +217,8 @@ def test_game_over_is_the_only_end_of_machado2018():
 
 
 @pytest.mark.parametrize("env_id", ["ALE/Seaquest-v5", "ALE/Assault-v5", "ALE/Qbert-v5"])
-def test_a_reset_forgets_the_episode_before(env_id):
-    """These games keep something in the console's memory through the emulator's own reset."""
+def test_a_reset_clears_the_state_of_the_previous_episode(env_id):
+    """The emulator's own reset does not clear the whole memory in these games."""
 
     def play(game: AtariGame) -> list[np.ndarray]:
         return [game.reset(seed=3)[0]] + [game.step(t % 6)[0] for t in range(80)]
@@ -233,7 +233,7 @@ def test_a_reset_forgets_the_episode_before(env_id):
 
 
 @pytest.mark.parametrize("game", ["breakout", "ms_pacman", "space_invaders"])
-def test_the_emulators_own_preprocessing_agrees(game):
+def test_frames_equal_those_of_ale_pys_own_preprocessing(game):
     vector = ale_py.AtariVectorEnv(
         game=game,
         num_envs=1,
@@ -249,38 +249,38 @@ def test_the_emulators_own_preprocessing_agrees(game):
     actions = np.random.default_rng(0)
     for _ in range(250):
         action = int(actions.integers(ours.action_space.n))  # type: ignore[attr-defined]
-        stack, rewards, ends, cuts, _ = vector.step(np.array([action]))
+        stack, rewards, terminations, truncations, _ = vector.step(np.array([action]))
         frame, reward, terminated, truncated, _ = ours.step(action)
-        assert (rewards[0], bool(ends[0]), bool(cuts[0])) == (reward, terminated, truncated)
+        assert (rewards[0], bool(terminations[0]), bool(truncations[0])) == (reward, terminated, truncated)
         if terminated:
             break
         np.testing.assert_array_equal(stack[0, -1], frame[..., 0])
     vector.close()
 
 
-def test_render_gives_the_colour_screen():
+def test_render_returns_the_colour_screen():
     env = make_environment("ALE/Pong-v5", render=True)
     env.reset(0)
-    picture = env.render()
-    assert picture is not None
-    assert picture.shape == (210, 160, 3)
+    image = env.render()
+    assert image is not None
+    assert image.shape == (210, 160, 3)
 
 
-def test_action_repeat_and_screen_size_are_fields():
+def test_a_protocol_sets_action_repeat_and_screen_size():
     game = AtariGame("ALE/Pong-v5", dataclasses.replace(MACHADO2018, name="small-v0", action_repeat=2, screen_size=42))
     assert game.reset(seed=0)[0].shape == (42, 42, 1)
     game.step(0)
     assert game.ale.getEpisodeFrameNumber() == 2
 
 
-def test_scores():
+def test_lists_of_games_have_the_stated_sizes_and_scores():
     lists = (scores.ATARI_15, scores.IMPALA_10, scores.OFFLINE_10, scores.STREAMING_7, scores.META_3)
     assert [len(games) for games in lists] == [15, 10, 10, 7, 3]
     assert all(len(set(games)) == len(games) and set(games) <= set(scores.SCORES) for games in lists)
     assert len(scores.SCORES) == 16
 
 
-def test_minimal_action_sets_have_the_sizes_of_the_table():
+def test_minimal_action_sets_have_the_sizes_in_the_score_table():
     from ale_py import roms
 
     for game, score in scores.SCORES.items():

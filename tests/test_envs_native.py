@@ -1,4 +1,4 @@
-"""JAX versions against the environments they stand for, step by step."""
+"""Tests of the JAX environments against the original ones, step by step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from isqn.envs.registry import has_native, make_native
 KEY = jax.random.key(0)
 
 
-def test_which_have_a_native_version():
+def test_has_native():
     for env_id in (*toy.PROBLEMS, *classic.IDS, *minatar.IDS, "MinAtar/Breakout"):
         assert has_native(env_id)
     for env_id in ("ALE/Pong-v5", "CartPole-v0", "MinAtar/Pong", "Pendulum-v1"):
@@ -27,18 +27,18 @@ def test_which_have_a_native_version():
 
 
 @pytest.mark.parametrize("env_id", [*toy.PROBLEMS, *classic.IDS, *minatar.IDS[:5], "MinAtar/Breakout-v0"])
-def test_native_versions_fit_a_compiled_loop(env_id):
-    """A step keeps every shape and dtype of the state, so that `scan` can carry it; `vmap` adds an axis."""
+def test_native_environments_run_under_scan_and_vmap(env_id):
+    """`scan` requires that a step keeps all shapes and dtypes of the state; `vmap` adds an axis."""
     native = make_native(env_id)
     assert native.spec == make_environment(env_id).spec
 
     def play(key):
-        def one(carry, key):
+        def scan_step(carry, key):
             state, _ = carry
             state, obs, reward, terminated, truncated = native.step(state, jnp.int32(1), key)
             return (state, obs), (reward, terminated, truncated)
 
-        return jax.lax.scan(one, native.reset(key), jax.random.split(key, 3))
+        return jax.lax.scan(scan_step, native.reset(key), jax.random.split(key, 3))
 
     (_, obs), (reward, terminated, truncated) = jax.eval_shape(jax.vmap(play), jax.random.split(KEY, 5))
     assert (obs.shape, obs.dtype.name) == ((5, *native.spec.frame_shape), native.spec.frame_dtype)
@@ -49,15 +49,15 @@ def test_native_versions_fit_a_compiled_loop(env_id):
 # Classic control
 
 
-def _interesting_states(env_id: str, count: int) -> np.ndarray:
-    """Of all kinds, those at the limits of the problem included."""
-    draw = np.random.default_rng(0)
+def _sample_states(env_id: str, count: int) -> np.ndarray:
+    """Sample states, including some at the limits of the problem."""
+    rng = np.random.default_rng(0)
     high = {
         "CartPole-v1": [2.5, 3.0, 0.22, 3.0],
         "Acrobot-v1": [np.pi, np.pi, 4 * np.pi, 9 * np.pi],
         "MountainCar-v0": [0.9, 0.07],
     }[env_id]
-    states = draw.uniform(-1, 1, (count, len(high))) * high
+    states = rng.uniform(-1, 1, (count, len(high))) * high
     if env_id == "MountainCar-v0":
         states[:, 0] -= 0.3  # from -1.2 to 0.6
         states[:20] = [-1.2, -0.05]  # at the wall
@@ -65,12 +65,12 @@ def _interesting_states(env_id: str, count: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("env_id", classic.IDS)
-def test_classic_control_steps_as_gymnasium_does(env_id):
-    """One step from each of many states. The ends must agree except where float32 decides differently."""
-    states = _interesting_states(env_id, 600)
+def test_one_step_of_classic_control_equals_gymnasium(env_id):
+    """Terminations must agree up to one state, where float32 may round differently."""
+    states = _sample_states(env_id, 600)
     actions = np.arange(len(states)) % classic.PROBLEMS[env_id].num_actions
     native = make_native(env_id)
-    timed = classic.Timed(jnp.asarray(states), jnp.zeros(len(states), jnp.int32))
+    timed = classic.TimedState(jnp.asarray(states), jnp.zeros(len(states), jnp.int32))
     _, obs, reward, terminated, truncated = jax.jit(jax.vmap(native.step, (0, 0, None)))(timed, actions, KEY)
     host = make_environment(env_id)
     expected = []
@@ -79,26 +79,26 @@ def test_classic_control_steps_as_gymnasium_does(env_id):
         host.env.unwrapped.state = state.astype(np.float64)  # type: ignore[attr-defined]
         expected.append(host.step(int(action)))
     np.testing.assert_allclose(obs, [step.frame for step in expected], rtol=2e-4, atol=2e-4)
-    ends = np.array([step.terminated for step in expected])
-    assert (np.asarray(terminated) != ends).sum() <= 1
-    assert 5 < ends.sum() < 590
-    same = np.asarray(terminated) == ends
-    np.testing.assert_array_equal(np.asarray(reward)[same], np.array([step.reward for step in expected])[same])
+    terminations = np.array([step.terminated for step in expected])
+    assert (np.asarray(terminated) != terminations).sum() <= 1
+    assert 5 < terminations.sum() < 590
+    is_same = np.asarray(terminated) == terminations
+    np.testing.assert_array_equal(np.asarray(reward)[is_same], np.array([step.reward for step in expected])[is_same])
     assert not truncated.any()
 
 
 @pytest.mark.parametrize(("env_id", "horizon"), [("CartPole-v1", 60), ("Acrobot-v1", 40), ("MountainCar-v0", 200)])
-def test_classic_control_trajectories(env_id, horizon):
-    """From one first state, under one sequence of actions; float32 drifts, so the horizon is short."""
+def test_trajectories_of_classic_control_equal_gymnasium(env_id, horizon):
+    """The initial state and the actions are the same; the horizon is short because float32 errors grow."""
     native, host = make_native(env_id), make_environment(env_id)
     reset, step = jax.jit(native.reset), jax.jit(native.step)
-    draw = np.random.default_rng(1)
+    rng = np.random.default_rng(1)
     for episode in range(3):
         state, obs = reset(jax.random.key(episode))
         host.reset(episode)
         host.env.unwrapped.state = np.asarray(state.physics, np.float64)  # type: ignore[attr-defined]
         for _ in range(horizon):
-            action = int(draw.integers(native.spec.num_actions))
+            action = int(rng.integers(native.spec.num_actions))
             state, obs, reward, terminated, truncated = step(state, action, KEY)
             expected = host.step(action)
             np.testing.assert_allclose(obs, expected.frame, atol=2e-3)
@@ -108,7 +108,7 @@ def test_classic_control_trajectories(env_id, horizon):
 
 
 @pytest.mark.parametrize("env_id", classic.IDS)
-def test_classic_control_starts_and_is_cut_as_gymnasium_does(env_id):
+def test_classic_control_has_the_initial_distribution_and_time_limit_of_gymnasium(env_id):
     native, host = make_native(env_id), make_environment(env_id)
     _, ours = jax.jit(jax.vmap(native.reset))(jax.random.split(KEY, 400))
     theirs = np.stack([host.reset(seed) for seed in range(400)])
@@ -121,23 +121,24 @@ def test_classic_control_starts_and_is_cut_as_gymnasium_does(env_id):
     assert limit == host.env.spec.max_episode_steps
     state, _ = jax.jit(native.reset)(KEY)
     step = jax.jit(native.step)
-    for time, cut in ((limit - 2, False), (limit - 1, True)):
+    for time, expected in ((limit - 2, False), (limit - 1, True)):
         *_, truncated = step(state._replace(time=jnp.int32(time)), 0, KEY)
-        assert truncated == cut
+        assert truncated == expected
 
 
-# MinAtar: the original against pgx, with the same randomness where it can be had
+# MinAtar: pgx against the original, with the same random draws where possible
 
 
-def _pair(game: str) -> tuple[minatar.MinAtarGame, Any, Any]:
+def _make_both(game: str) -> tuple[minatar.MinAtarGame, Any, Any]:
+    """Make the original game and pgx's reset and step, without sticky actions."""
     original = minatar.MinAtarGame(f"MinAtar/{game}-v1", sticky_action_prob=0.0)
-    reset, step, num_actions = minatar.native(f"MinAtar/{game}-v1", sticky_action_prob=0.0)
+    reset, step, num_actions = minatar.make_jax_functions(f"MinAtar/{game}-v1", sticky_action_prob=0.0)
     assert num_actions == original.action_space.n  # type: ignore[attr-defined]
     return original, jax.jit(reset), jax.jit(step)
 
 
-def _agree(theirs: tuple[Any, ...], ours: tuple[Any, ...]) -> bool:
-    """Observation, reward and end agree; returns whether the episode is over."""
+def _assert_equal_steps(theirs: tuple[Any, ...], ours: tuple[Any, ...]) -> bool:
+    """Assert equal observations, rewards and terminations; return whether the episode terminated."""
     obs, reward, terminated, _, _ = theirs
     _, our_obs, our_reward, our_terminated, our_truncated = ours
     np.testing.assert_array_equal(our_obs, obs)
@@ -145,12 +146,12 @@ def _agree(theirs: tuple[Any, ...], ours: tuple[Any, ...]) -> bool:
     return terminated
 
 
-def test_space_invaders_is_the_original():
-    """Nothing in this game is random. Every second episode starts with one alien, so that waves are cleared."""
-    original, reset, step = _pair("SpaceInvaders")
+def test_space_invaders_equals_the_original():
+    """The game is deterministic. Every second episode starts with one alien, so that waves are cleared."""
+    original, reset, step = _make_both("SpaceInvaders")
     ends, faster = 0, 0
     for episode in range(6):
-        draw = np.random.default_rng(episode)
+        rng = np.random.default_rng(episode)
         first, _ = original.reset(seed=episode)
         state, obs = reset(KEY)
         np.testing.assert_array_equal(obs, first)
@@ -158,10 +159,10 @@ def test_space_invaders_is_the_original():
             original.game.env.alien_map = np.eye(10)[3:4].T @ np.eye(10)[5:6]
             state = state.replace(_alien_map=jnp.asarray(original.game.env.alien_map, bool))
         for _ in range(300):
-            action = int(draw.choice(4, p=[0.1, 0.25, 0.25, 0.4]))
+            action = int(rng.choice(4, p=[0.1, 0.25, 0.25, 0.4]))
             theirs, ours = original.step(action), step(state, action, KEY)
             state = ours[0]
-            if _agree(theirs, ours):
+            if _assert_equal_steps(theirs, ours):
                 ends += 1
                 break
         faster += original.game.env.ramp_index
@@ -169,16 +170,18 @@ def test_space_invaders_is_the_original():
     assert faster > 1
 
 
-def test_breakout_is_the_original():
-    """The side from which the ball starts is random; the rest follows. Play goes where the ball goes, mostly, and
-    every second episode starts with one brick, so that walls are cleared."""
-    original, reset, step = _pair("Breakout")
+def test_breakout_equals_the_original():
+    """Only the side at which the ball starts is random.
+
+    The policy mostly follows the ball, and every second episode starts with one brick, so that walls are cleared.
+    """
+    original, reset, step = _make_both("Breakout")
     sides, ends, walls = set(), 0, 0
     for episode in range(6):
-        draw = np.random.default_rng(episode)
+        rng = np.random.default_rng(episode)
         state, obs = reset(jax.random.key(episode))
         while True:
-            first, _ = original.reset(seed=int(draw.integers(2**31)))
+            first, _ = original.reset(seed=int(rng.integers(2**31)))
             if original.game.env.ball_x == int(state._ball_x):
                 break
         sides.add(int(state._ball_x))
@@ -190,12 +193,12 @@ def test_breakout_is_the_original():
         for _ in range(200):
             target = game.ball_x + (1 if game.ball_dir in (1, 2) else -1)
             towards = 1 if target < game.pos else 2 if target > game.pos else 0
-            action = towards if draw.random() < 0.95 else int(draw.integers(3))
+            action = towards if rng.random() < 0.95 else int(rng.integers(3))
             bricks = game.brick_map.sum()
             theirs, ours = original.step(action), step(state, action, KEY)
             state = ours[0]
             walls += game.brick_map.sum() > bricks
-            if _agree(theirs, ours):
+            if _assert_equal_steps(theirs, ours):
                 ends += 1
                 break
     assert sides == {0, 9}
@@ -203,9 +206,9 @@ def test_breakout_is_the_original():
     assert walls > 0
 
 
-def test_freeway_is_the_original():
-    """Cars are drawn at the start and at every crossing: the original is given those of pgx."""
-    original, reset, step = _pair("Freeway")
+def test_freeway_equals_the_original():
+    """Cars are random at the start and after every crossing, so the original gets the cars of pgx."""
+    original, reset, step = _make_both("Freeway")
     state, _ = reset(KEY)
     original.reset(seed=0)
     game = original.game.env
@@ -213,39 +216,39 @@ def test_freeway_is_the_original():
     game.terminate_timer = 400
     state = state.replace(_terminate_timer=jnp.int32(400))
     game.cars = np.asarray(state._cars).tolist()
-    draw = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     keys = np.asarray(jax.random.split(jax.random.PRNGKey(0), 401))
     crossings = 0
     for t in range(401):
-        action = int(draw.choice(3, p=[0.05, 0.9, 0.05]))
+        action = int(rng.choice(3, p=[0.05, 0.9, 0.05]))
         theirs, ours = original.step(action), step(state, action, keys[t])
         state = ours[0]
         if theirs[1]:
             crossings += 1
             assert float(ours[2]) == 1
-            game.cars = np.asarray(state._cars).tolist()  # both have drawn new speeds
+            game.cars = np.asarray(state._cars).tolist()  # both have drawn new cars
         else:
-            assert _agree(theirs, ours) == (t == 400)
+            assert _assert_equal_steps(theirs, ours) == (t == 400)
     assert crossings > 1
 
 
-class Recorder:
-    """numpy's RandomState, with a note of the last draws."""
+class DrawRecorder:
+    """Wrapper of numpy's RandomState that records its draws."""
 
     def __init__(self, seed: int):
-        self.random, self.drawn = np.random.RandomState(seed), []
+        self.random, self.history = np.random.RandomState(seed), []
 
     def rand(self) -> float:
-        self.drawn.append(self.random.rand())
-        return self.drawn[-1]
+        self.history.append(self.random.rand())
+        return self.history[-1]
 
     def randint(self, *args: Any, **kwargs: Any) -> int:
-        self.drawn.append(self.random.randint(*args, **kwargs))
-        return self.drawn[-1]
+        self.history.append(self.random.randint(*args, **kwargs))
+        return self.history[-1]
 
 
-def test_asterix_is_the_original():
-    """pgx is given the draws of the original."""
+def test_asterix_equals_the_original():
+    """pgx gets the random draws of the original."""
     module = import_module("pgx.minatar.asterix")
     step = jax.jit(lambda state, action, *draws: module._step_det(state, jnp.int32(action), *draws))
     observe = jax.jit(module._observe)
@@ -253,19 +256,19 @@ def test_asterix_is_the_original():
     for episode in range(12):
         original = minatar.MinAtarGame("MinAtar/Asterix-v1", sticky_action_prob=0.0)
         original.reset(seed=0)
-        game, draws = original.game.env, Recorder(episode)
+        game, draws = original.game.env, DrawRecorder(episode)
         game.random = draws
         state = module.State()
         choose = np.random.default_rng(episode)
         for _ in range(400):
             free = [i for i in range(8) if game.entities[i] is None]
-            draws.drawn.clear()
+            draws.history.clear()
             action = int(choose.integers(5))
             obs, reward, terminated, _, _ = original.step(action)
             right, gold, slot = False, False, 0
-            if draws.drawn:
-                right, gold = draws.drawn[0] < 1 / 2, draws.drawn[1] < 1 / 3
-                slot = free[draws.drawn[2]] if free else 0
+            if draws.history:
+                right, gold = draws.history[0] < 1 / 2, draws.history[1] < 1 / 3
+                slot = free[draws.history[2]] if free else 0
             state = step(state, action, *map(np.asarray, (right, gold, slot)))
             np.testing.assert_array_equal(observe(state), obs)
             assert (float(state.rewards[0]), bool(state.terminated)) == (reward, terminated)
@@ -278,14 +281,16 @@ def test_asterix_is_the_original():
 
 
 def _play_seaquest(step: Any, episodes: int) -> tuple[int, int]:
-    """pgx is given the draws of the original, and both are given divers now and then, so that there is
-    something to surface with. Returns the number of episodes that agree, and of surfacings."""
+    """Play Seaquest in both versions; return the numbers of equal episodes and of surfacings.
+
+    pgx gets the random draws of the original. Both sometimes get divers, because surfacing needs at least one.
+    """
     state_class = import_module("pgx.minatar.seaquest").State
-    agree, surfacings = 0, 0
+    num_equal, surfacings = 0, 0
     for episode in range(episodes):
         original = minatar.MinAtarGame("MinAtar/Seaquest-v1", sticky_action_prob=0.0)
         original.reset(seed=0)
-        game, draws = original.game.env, Recorder(episode)
+        game, draws = original.game.env, DrawRecorder(episode)
         game.random = draws
         state = state_class()
         choose = np.random.default_rng(episode)
@@ -293,47 +298,50 @@ def _play_seaquest(step: Any, episodes: int) -> tuple[int, int]:
             if choose.random() < 0.1:
                 game.diver_count = int(choose.integers(1, 7))
                 state = state.replace(_diver_count=jnp.int32(game.diver_count))
-            draws.drawn.clear()
+            draws.history.clear()
             enemy_due, diver_due = game.e_spawn_timer == 0, game.d_spawn_timer == 0
             ramp = game.ramp_index
             action = int(choose.choice(6, p=[0.1, 0.15, 0.15, 0.15, 0.2, 0.25]))
             obs, reward, terminated, _, _ = original.step(action)
             surfacings += game.ramp_index != ramp
-            enemy = draws.drawn[:3] if enemy_due else [0.0, 0.0, 1]
-            diver = draws.drawn[-2:] if diver_due else [0.0, 1]
-            given = (enemy[0] < 1 / 2, enemy[1] < 1 / 3, int(enemy[2]), diver[0] < 1 / 2, int(diver[1]))
-            state = step(state, np.int32(action), *map(np.asarray, given))
-            same = np.array_equal(state.observation, obs)
-            if not same or (float(state.rewards[0]), bool(state.terminated)) != (reward, terminated):
+            enemy = draws.history[:3] if enemy_due else [0.0, 0.0, 1]
+            diver = draws.history[-2:] if diver_due else [0.0, 1]
+            pgx_draws = (enemy[0] < 1 / 2, enemy[1] < 1 / 3, int(enemy[2]), diver[0] < 1 / 2, int(diver[1]))
+            state = step(state, np.int32(action), *map(np.asarray, pgx_draws))
+            is_same = np.array_equal(state.observation, obs)
+            if not is_same or (float(state.rewards[0]), bool(state.terminated)) != (reward, terminated):
                 break
             if terminated:
-                agree += 1
+                num_equal += 1
                 break
-    return agree, surfacings
+    return num_equal, surfacings
 
 
-def test_seaquest_is_the_original_once_mended():
+def test_corrected_seaquest_equals_the_original():
     module = import_module("pgx.minatar.seaquest")
 
-    def bare(state, *args):
+    def uncorrected_step(state, *args):
         after = module._step_det(state, *args)
         return after.replace(observation=module._observe(after))
 
-    agree, surfacings = _play_seaquest(
-        jax.jit(lambda state, *args: minatar.mend_seaquest(state, bare(state, *args))), episodes=6
+    num_equal, surfacings = _play_seaquest(
+        jax.jit(lambda state, *args: minatar.correct_seaquest(state, uncorrected_step(state, *args))), episodes=6
     )
-    assert agree == 6
+    assert num_equal == 6
     assert surfacings > 2
 
 
-def test_why_seaquest_needs_mending():
-    """What pgx 2.6 does, on one state each; if this fails, pgx has changed and `mend_seaquest` may go."""
+def test_pgx_seaquest_still_needs_corrections():
+    """pgx 2.6 keeps bullets outside the screen and speeds up enemies too early.
+
+    If this fails, `correct_seaquest` may be unnecessary.
+    """
     module = import_module("pgx.minatar.seaquest")
-    # the enemy's bullets that left the screen are kept
+    # pgx keeps enemy bullets that left the screen
     bullets = module.State()._e_bullets.at[0].set(jnp.array([12, 3, 1]))
     ix = module.find_ix(bullets)
     assert (module._remove_out_of_bound(bullets, ix)[0] == bullets[0]).all()
-    # enemies get faster at the first surfacing; in the original at the second
+    # enemies speed up at the first surfacing in pgx, and at the second in the original
     *_, move_speed, spawn_speed, ramp_index = module._surface(
         jnp.int32(1), jnp.int32(100), jnp.int32(20), jnp.int32(5), True, jnp.int32(0)
     )
@@ -344,23 +352,23 @@ def test_why_seaquest_needs_mending():
     assert (game.move_speed, game.e_spawn_speed, game.ramp_index) == (5, 19, 1)
 
 
-def _draws(module: Any, monkeypatch: pytest.MonkeyPatch, count: int = 4000) -> Any:
-    """What pgx draws before a step, and hands to the function that `_step_det` is."""
+def _pgx_draws(module: Any, monkeypatch: pytest.MonkeyPatch, count: int = 4000) -> Any:
+    """Return the random draws that pgx passes to `_step_det`."""
     monkeypatch.setattr(module, "_step_det", lambda state, action, *args, **kwargs: (*args, *kwargs.values()))
     step = jax.jit(jax.vmap(lambda key: module._step(module.State(), 0, key, 0.1)))
     return [np.asarray(values) for values in step(jax.random.split(KEY, count))]
 
 
-def test_pgx_draws_as_the_original_does(monkeypatch):
-    """The tests above take these draws as given. Tolerances are four standard errors."""
-    right, gold, slot = _draws(import_module("pgx.minatar.asterix"), monkeypatch)
+def test_pgx_draws_from_the_same_distributions_as_the_original(monkeypatch):
+    """The tests above replace these draws. Tolerances are four standard errors."""
+    right, gold, slot = _pgx_draws(import_module("pgx.minatar.asterix"), monkeypatch)
     np.testing.assert_allclose([right.mean(), gold.mean()], [1 / 2, 1 / 3], atol=0.032)
     np.testing.assert_allclose(np.bincount(slot, minlength=8) / 4000, 1 / 8, atol=0.021)
-    right, is_sub, row, diver_right, diver_row = _draws(import_module("pgx.minatar.seaquest"), monkeypatch)
+    right, is_sub, row, diver_right, diver_row = _pgx_draws(import_module("pgx.minatar.seaquest"), monkeypatch)
     np.testing.assert_allclose([right.mean(), is_sub.mean(), diver_right.mean()], [1 / 2, 1 / 3, 1 / 2], atol=0.032)
     for rows in (row, diver_row):
         np.testing.assert_allclose(np.bincount(rows, minlength=9)[1:] / 4000, 1 / 8, atol=0.021)
-    speeds, directions = _draws(import_module("pgx.minatar.freeway"), monkeypatch)
+    speeds, directions = _pgx_draws(import_module("pgx.minatar.freeway"), monkeypatch)
     np.testing.assert_allclose(np.bincount(speeds.ravel(), minlength=6)[1:] / 32000, 1 / 5, atol=0.01)
     np.testing.assert_allclose((directions == 1).mean(), 1 / 2, atol=0.012)
     assert set(np.unique(directions)) == {-1, 1}
@@ -368,49 +376,49 @@ def test_pgx_draws_as_the_original_does(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("game", ["Asterix", "Seaquest"])
-def test_random_play_has_the_same_statistics(game):
-    """The draws themselves: 512 episodes of random play in both, compared within four standard errors."""
+def test_mean_returns_and_lengths_of_random_play_agree_with_the_original(game):
+    """Compare the means over 512 episodes of random play, within four standard errors."""
     episodes, horizon = 512, 60
     host = minatar.MinAtarGame(f"MinAtar/{game}-v1")
-    draw = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     theirs = np.zeros((episodes, 2))
     for episode in range(episodes):
         host.reset(seed=episode)
         for _ in range(horizon):
-            _, reward, terminated, _, _ = host.step(int(draw.integers(host.action_space.n)))  # type: ignore
+            _, reward, terminated, _, _ = host.step(int(rng.integers(host.action_space.n)))  # type: ignore
             theirs[episode] += reward, 1
             if terminated:
                 break
-    reset, step, num_actions = minatar.native(f"MinAtar/{game}-v1")
-    many = jax.jit(jax.vmap(step))
+    reset, step, num_actions = minatar.make_jax_functions(f"MinAtar/{game}-v1")
+    step_all = jax.jit(jax.vmap(step))
     state, _ = jax.vmap(reset)(jax.random.split(KEY, episodes))
     ours = np.zeros((episodes, 2))
-    alive = np.ones(episodes, bool)
+    is_active = np.ones(episodes, bool)
     for t in range(horizon):
         key = jax.random.fold_in(KEY, t)
         actions = jax.random.randint(key, (episodes,), 0, num_actions)
-        state, _, reward, terminated, _ = many(state, actions, jax.random.split(key, episodes))
-        ours += np.stack([np.asarray(reward), np.ones(episodes)], axis=1) * alive[:, None]
-        alive &= ~np.asarray(terminated)
+        state, _, reward, terminated, _ = step_all(state, actions, jax.random.split(key, episodes))
+        ours += np.stack([np.asarray(reward), np.ones(episodes)], axis=1) * is_active[:, None]
+        is_active &= ~np.asarray(terminated)
     error = np.sqrt((theirs.var(axis=0) + ours.var(axis=0)) / episodes)
     assert (np.abs(theirs.mean(axis=0) - ours.mean(axis=0)) < 4 * error).all()
     assert (theirs.std(axis=0) > 0).all()
 
 
-def test_sticky_actions_in_both():
-    """With a probability of 1 the first, empty action stays for ever; with 0.1 the paddle moves."""
+def test_sticky_actions_in_both_versions():
+    """With probability 1, the initial no-op repeats forever."""
     original = minatar.MinAtarGame("MinAtar/Breakout-v1", sticky_action_prob=1.0)
     original.reset(seed=0)
     assert original.step(1)[0][9, 4, 0]
-    reset, step, _ = minatar.native("MinAtar/Breakout-v1", sticky_action_prob=1.0)
+    reset, step, _ = minatar.make_jax_functions("MinAtar/Breakout-v1", sticky_action_prob=1.0)
     state, _ = jax.jit(reset)(KEY)
     assert jax.jit(step)(state, 1, KEY)[1][9, 4, 0]
-    assert minatar.STICKY == 0.1
+    assert minatar.STICKY_ACTION_PROBABILITY == 0.1
     assert minatar.MinAtarGame("MinAtar/Breakout-v1").game.sticky_action_prob == 0.1
 
 
-def test_a_reset_clears_the_last_action():
-    """In the original it survives, so that the first step of an episode depends on the one before."""
+def test_a_reset_clears_the_previous_action():
+    """MinAtar itself keeps it, so that the first step of an episode depends on the previous episode."""
     game = minatar.MinAtarGame("MinAtar/Breakout-v1", sticky_action_prob=1.0)
     game.reset(seed=0)
     game.game.last_action = 1

@@ -1,4 +1,4 @@
-"""Shapes, counts, initial ranges and precisions of the networks."""
+"""Tests of the networks: parameter counts, initialisation, normalisation and precision."""
 
 from __future__ import annotations
 
@@ -9,7 +9,14 @@ import pytest
 
 from isqn.experiments.config import Config, begin
 from isqn.networks import make_network, torso_name
-from isqn.networks.layers import PatchConv, dot, layer_norm, plain_layer_norm, product, sparse_uniform
+from isqn.networks.layers import (
+    PatchConv,
+    layer_norm,
+    matmul_one_row,
+    parameter_free_layer_norm,
+    sparse_uniform,
+    split_dot,
+)
 from isqn.networks.torsos import Activation, Style
 from isqn.types import EnvSpec, UserError
 
@@ -18,53 +25,103 @@ MINATAR = EnvSpec("MinAtar/Breakout-v1", "minatar", (10, 10, 4), "bool", 3)
 VECTOR = EnvSpec("CartPole-v1", "gymnasium", (4,), "float32", 2)
 
 
-def count(spec, num_heads, **fields) -> int:
+def count_parameters(spec, num_heads, **fields) -> int:
     params, _ = jax.eval_shape(make_network(spec, num_heads, Config(**fields)).init, jax.random.key(0))
     return sum(leaf.size for leaf in jax.tree.leaves(params))
 
 
 @pytest.mark.parametrize(("num_heads", "expected"), [(1, 4_049_385), (2, 4_054_002), (10, 4_090_938)])
 def test_parameters_of_the_nature_cnn_with_layer_norm(num_heads, expected):
-    """TF (and half of TB), iS K=1 and iS K=9 on 9 actions."""
-    assert count(ATARI, num_heads, layer_norm=True) == expected
+    """On 9 actions: TF (and each network of TB), iS with K=1 and iS with K=9."""
+    assert count_parameters(ATARI, num_heads, layer_norm=True) == expected
 
 
 def test_parameters_of_impala():
-    # stacks: 3x3 convolutions with biases; five in each; LayerNorm before the first ReLU of a block
+    # five 3x3 convolutions with biases per stack; LayerNorm before the first ReLU of each block
     convolutions = (9 * 4 + 1) * 32 + 4 * (9 * 32 + 1) * 32 + (9 * 32 + 1) * 64 + 9 * (9 * 64 + 1) * 64
     dense = 7744 * 512 + 512 + 512 * 9 + 9
     norms = 2 * (2 * 32) + 2 * (2 * 64) * 2 + 2 * 64 + 2 * 512
-    assert count(ATARI, 1, torso="impala") == convolutions + dense
-    assert count(ATARI, 1, torso="impala", layer_norm=True) == convolutions + dense + norms
+    assert count_parameters(ATARI, 1, torso="impala") == convolutions + dense
+    assert count_parameters(ATARI, 1, torso="impala", layer_norm=True) == convolutions + dense + norms
 
 
-def test_parameters_of_the_small_ones():
-    assert count(MINATAR, 1) == (9 * 4 * 16 + 16) + (1024 * 128 + 128) + (128 * 3 + 3)
-    assert count(VECTOR, 4) == (4 * 128 + 128) + (128 * 128 + 128) + 4 * (128 * 2 + 2)
-    assert count(VECTOR, 3, hidden_sizes=()) == 3 * (4 * 2 + 2)
+def test_parameters_of_the_minatar_cnn_and_the_mlp():
+    assert count_parameters(MINATAR, 1) == (9 * 4 * 16 + 16) + (1024 * 128 + 128) + (128 * 3 + 3)
+    assert count_parameters(VECTOR, 4) == (4 * 128 + 128) + (128 * 128 + 128) + 4 * (128 * 2 + 2)
+    assert count_parameters(VECTOR, 3, hidden_sizes=()) == 3 * (4 * 2 + 2)
 
 
-def test_the_width_factor_scales_the_shared_features_only():
-    assert count(ATARI, 1, width_factor=0.5) == count(ATARI, 1) - 256 * (7744 + 1 + 9)
+def shapes_by_path(tree) -> dict[str, tuple[int, ...]]:
+    return {jax.tree_util.keystr(path): leaf.shape for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+@pytest.mark.parametrize(
+    ("spec", "torso", "last_dense", "last_activation"),
+    [
+        (ATARI, "nature", "Dense_0", "Activation_3"),
+        (ATARI, "impala", "Dense_0", "Activation_13"),
+        (MINATAR, "minatar", "Dense_0", "Activation_1"),
+        (VECTOR, "mlp", "Dense_1", "Activation_1"),
+    ],
+)
+def test_the_width_factor_scales_the_shared_features_only(spec, torso, last_dense, last_activation):
+    """Half the width halves the last hidden layer, its normalisation and the inputs of the heads, and nothing else."""
+
+    def shapes(width_factor):
+        config = Config(torso=torso, layer_norm=True, batch_norm=True, width_factor=width_factor)
+        params, statistics = jax.eval_shape(make_network(spec, 2, config).init, jax.random.key(0))
+        return shapes_by_path({**params, "statistics": statistics})
+
+    full, half = shapes(1.0), shapes(0.5)
+    assert full.keys() == half.keys()
+    features = 512 if spec is ATARI else 128
+    scaled = {path for path in full if full[path] != half[path]}
+    layer_norm = f"['{last_activation}']['LayerNorm_0']"
+    batch_norm = f"['{last_activation}']['BatchNorm_0']['BatchNorm_0']"
+    assert scaled == {
+        "['heads']['kernel']",
+        *(f"['torso']['{last_dense}']['{name}']" for name in ("kernel", "bias")),
+        *(f"['torso']{norm}['{name}']" for norm in (layer_norm, batch_norm) for name in ("scale", "bias")),
+        *(f"['statistics']{batch_norm}['{name}']" for name in ("mean", "var")),
+    }
+    for path in scaled:
+        axis = 1 if path == "['heads']['kernel']" else -1  # (heads, features, actions), else features are the outputs
+        assert full[path][axis] == features
+        expected = list(full[path])
+        expected[axis] = features // 2
+        assert half[path] == tuple(expected)
+
+
+def test_the_width_factor_changes_the_count_of_parameters():
+    assert count_parameters(ATARI, 1, width_factor=0.5) == count_parameters(ATARI, 1) - 256 * (7744 + 1 + 9)
 
 
 @pytest.mark.parametrize("torso", ["nature", "impala"])
 @pytest.mark.parametrize("batch_norm", [False, True])
 @pytest.mark.parametrize("layer_norm", [False, True])
-def test_image_torsos_run(torso, layer_norm, batch_norm):
+def test_image_torsos_compute_finite_values_with_every_normalisation(torso, layer_norm, batch_norm):
+    """LayerNorm and BatchNorm exist if and only if they are enabled, and only training moves the running averages."""
     config = Config(torso=torso, layer_norm=layer_norm, batch_norm=batch_norm)
     network = make_network(ATARI, 3, config)
     params, statistics = network.init(jax.random.key(0))
     obs = jax.random.randint(jax.random.key(1), (2, 84, 84, 4), 0, 256).astype(jnp.uint8)
-    q, changed = network.apply(params, statistics, obs, True)
-    assert q.shape == (2, 3, 9)
-    assert np.isfinite(q).all()
-    assert bool(jax.tree.leaves(statistics)) == batch_norm
-    if batch_norm:
-        assert any((a != b).any() for a, b in zip(jax.tree.leaves(statistics), jax.tree.leaves(changed), strict=True))
+    for train in (True, False):
+        q, after = network.apply(params, statistics, obs, train)
+        assert q.shape == (2, 3, 9)
+        assert np.isfinite(q).all()
+        assert all((q[:, i] != q[:, j]).any() for i, j in ((0, 1), (0, 2), (1, 2)))  # one value per head
+        assert (q[0] != q[1]).any()  # values depend on the observation
+        moved = [bool((a != b).any()) for a, b in zip(jax.tree.leaves(statistics), jax.tree.leaves(after), strict=True)]
+        assert moved == [train] * len(moved)
+    paths = shapes_by_path(params["torso"])
+    # one LayerNorm and one BatchNorm per activation that is normalised, and a BatchNorm at the input
+    num_activations = {"nature": 4, "impala": 8}[torso]
+    assert sum("LayerNorm" in path for path in paths) == 2 * num_activations * layer_norm
+    assert sum("BatchNorm" in path for path in paths) == 2 * (num_activations + 1) * batch_norm
+    assert len(jax.tree.leaves(statistics)) == 2 * (num_activations + 1) * batch_norm
 
 
-def test_a_convolution_as_a_product_of_patches_is_a_convolution():
+def test_patch_conv_equals_a_convolution_without_padding():
     x = jax.random.normal(jax.random.key(0), (5, 10, 10, 4))
     layer = PatchConv(16, 3)
     variables = layer.init(jax.random.key(1), x)
@@ -75,17 +132,17 @@ def test_a_convolution_as_a_product_of_patches_is_a_convolution():
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_single_row_through_a_large_layer_in_parts_is_the_plain_product(dtype):
-    x, kernel = jnp.arange(4096.0) % 7, jnp.arange(4096.0 * 3).reshape(4096, 3) % 5  # whole numbers: sums are exact
+def test_split_dot_equals_the_matrix_product_for_one_row_and_for_more(dtype):
+    x, kernel = jnp.arange(4096.0) % 7, jnp.arange(4096.0 * 3).reshape(4096, 3) % 5  # integers, so that sums are exact
     expected = np.asarray(x, np.float64) @ np.asarray(kernel, np.float64)
-    plain = (((1,), (0,)), ((), ()))
-    one = dot(x[None].astype(dtype), kernel.astype(dtype), plain)
-    assert one.dtype == dtype
-    np.testing.assert_allclose(one[0].astype(jnp.float32), expected, rtol=0 if dtype == "float32" else 0.01)
-    np.testing.assert_array_equal(dot(jnp.stack([x, 2 * x]), kernel, plain), [expected, 2 * expected])
+    dimensions = (((1,), (0,)), ((), ()))
+    single = split_dot(x[None].astype(dtype), kernel.astype(dtype), dimensions)
+    assert single.dtype == dtype
+    np.testing.assert_allclose(single[0].astype(jnp.float32), expected, rtol=0 if dtype == "float32" else 0.01)
+    np.testing.assert_array_equal(split_dot(jnp.stack([x, 2 * x]), kernel, dimensions), [expected, 2 * expected])
 
 
-def test_layer_norm_is_flaxs_with_its_gradient():
+def test_layer_norm_and_its_gradient_equal_flax():
     import flax.linen as nn
 
     x = 2 + 3 * jax.random.normal(jax.random.key(0), (4, 5, 6, 32))
@@ -102,16 +159,17 @@ def test_layer_norm_is_flaxs_with_its_gradient():
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
 
-def test_units_are_in_the_order_of_the_network():
+def test_look_returns_activations_in_network_order():
     network = make_network(ATARI, 1, Config(torso="impala"))
     params, statistics = network.init(jax.random.key(0))
-    units, features = network.look(params, statistics, jnp.zeros((1, 84, 84, 4), jnp.uint8))
+    activations, features = network.look(params, statistics, jnp.zeros((1, 84, 84, 4), jnp.uint8))
     assert features.shape == (1, 512)
-    assert [u.shape[1:] for u in units] == [(42, 42, 32)] * 4 + [(21, 21, 64)] * 4 + [(11, 11, 64)] * 5 + [(512,)]
+    stacks = [(42, 42, 32)] * 4 + [(21, 21, 64)] * 4 + [(11, 11, 64)] * 4
+    assert [layer.shape[1:] for layer in activations] == [*stacks, (11, 11, 64), (512,)]
 
 
-def test_the_last_layer_starts_in_the_range_of_all_its_heads_together():
-    """Xavier over 512 inputs and (K + 1) x 9 outputs: the range shrinks as K grows."""
+def test_the_initial_range_of_the_heads_counts_the_outputs_of_all_heads():
+    """Xavier initialisation has 512 inputs and num_heads x 9 outputs, so the range shrinks with the number of heads."""
     for num_heads in (1, 10, 50):
         params, _ = make_network(ATARI, num_heads, Config()).init(jax.random.key(0))
         limit = np.sqrt(6 / (512 + num_heads * 9))
@@ -122,7 +180,7 @@ def test_the_last_layer_starts_in_the_range_of_all_its_heads_together():
     assert np.std(params["heads"]["kernel"]) == pytest.approx(1 / np.sqrt(128), rel=0.1)  # lecun normal
 
 
-def test_heads_differ_from_each_other_and_seeds_from_seeds():
+def test_heads_and_seeds_have_different_initial_parameters():
     network = make_network(VECTOR, 2, Config())
     first, _ = network.init(jax.random.key(0))
     second, _ = network.init(jax.random.key(1))
@@ -131,133 +189,142 @@ def test_heads_differ_from_each_other_and_seeds_from_seeds():
     assert all((a != b).any() for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True) if a.any())
 
 
-def test_bfloat16_computes_in_bfloat16_and_keeps_parameters_and_values_in_float32():
+def test_bfloat16_networks_compute_in_bfloat16_with_float32_parameters_and_values():
     network = make_network(ATARI, 2, Config(layer_norm=True, compute_dtype="bfloat16"))
     params, statistics = network.init(jax.random.key(0))
     obs = jax.random.randint(jax.random.key(1), (2, 84, 84, 4), 0, 256).astype(jnp.uint8)
     assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype("float32")}
     q, _ = network.apply(params, statistics, obs)
     assert q.dtype == jnp.float32
-    np.testing.assert_array_equal(q, q.astype(jnp.bfloat16).astype(jnp.float32))  # rounded on the way
-    program = str(jax.make_jaxpr(lambda p: network.apply(p, statistics, obs)[0])(params))
-    products = [line for line in program.splitlines() if "conv_general_dilated[" in line or "dot_general[" in line]
-    rounded = [line for line in products if "bf16" in line.split("=")[0]]
-    assert len(rounded) == 5  # three convolutions, the hidden layer, the heads
-    assert len(products) - len(rounded) == 2 * 4  # the two sums of each LayerNorm, in float32
+    np.testing.assert_array_equal(q, q.astype(jnp.bfloat16).astype(jnp.float32))  # rounded to bfloat16 before
+    jaxpr = str(jax.make_jaxpr(lambda p: network.apply(p, statistics, obs)[0])(params))
+    products = [line for line in jaxpr.splitlines() if "conv_general_dilated[" in line or "dot_general[" in line]
+    in_bfloat16 = [line for line in products if "bf16" in line.split("=")[0]]
+    assert len(in_bfloat16) == 5  # three convolutions, the hidden layer, the heads
+    assert len(products) - len(in_bfloat16) == 2 * 4  # two float32 sums per LayerNorm
     grads = jax.grad(lambda p: network.apply(p, statistics, obs)[0].sum())(params)
     assert {leaf.dtype for leaf in jax.tree.leaves(grads)} == {jnp.dtype("float32")}
 
 
-def test_the_torso_is_chosen_by_the_observation_and_refused_in_a_sentence():
+def test_auto_chooses_the_torso_by_the_observation():
     assert [torso_name("auto", spec) for spec in (ATARI, MINATAR, VECTOR)] == ["nature", "minatar", "mlp"]
     assert [torso_name("auto", spec, streams=True) for spec in (ATARI, MINATAR, VECTOR)] == ["stream", "minatar", "mlp"]
 
 
-def image(height: int, width: int) -> EnvSpec:
+def image_spec(height: int, width: int) -> EnvSpec:
     return EnvSpec("Image-v0", "gymnasium", (height, width, 3), "uint8", 2)
 
 
 @pytest.mark.parametrize("agent", ["dqn", "stream-q"])
 @pytest.mark.parametrize("size", [(3, 4), (31, 60), (32, 32), (37, 53), (52, 52), (53, 53)], ids=str)
-def test_every_image_of_some_pixels_has_a_torso(agent, size):
-    network = make_network(image(*size), 2, begin(agent))
+def test_auto_has_a_torso_for_every_image_size(agent, size):
+    network = make_network(image_spec(*size), 2, begin(agent))
     params, statistics = jax.eval_shape(network.init, jax.random.key(0))
     obs = jax.ShapeDtypeStruct((1, *size, 3), "uint8")
     assert jax.eval_shape(network.apply, params, statistics, obs)[0].shape == (1, 2, 2)
 
 
-@pytest.mark.parametrize(("torso", "size", "least"), [("stream", (84, 52), 53), ("minatar", (2, 9), 3)])
-def test_an_image_that_is_too_small_is_refused(torso, size, least):
-    with pytest.raises(UserError, match=f"--torso {torso} needs images of at least {least} pixels a side, but Image"):
-        torso_name(torso, image(*size))
+@pytest.mark.parametrize(("torso", "size", "min_side"), [("stream", (84, 52), 53), ("minatar", (2, 9), 3)])
+def test_unsuitable_torsos_are_refused(torso, size, min_side):
+    with pytest.raises(
+        UserError, match=f"--torso {torso} needs images of at least {min_side} pixels a side, but Image"
+    ):
+        torso_name(torso, image_spec(*size))
     with pytest.raises(
         UserError, match=r"--torso nature needs images, but CartPole-v1 observes vectors of shape \(4,\)"
     ):
         torso_name("nature", VECTOR)
+    with pytest.raises(UserError, match=r"--torso 'resnet' is not known; choose one of auto, mlp, minatar, nature"):
+        torso_name("resnet", ATARI)
+    with pytest.raises(UserError, match="--torso simba is for `isqn train sac`; use --torso auto"):
+        torso_name("simba", VECTOR)
 
 
-# -- streams ------------------------------------------------------------------------------------------------------
+# -- streaming ----------------------------------------------------------------------------------------------------
 
 
-def stream_config(**more):
-    return begin("stream-q").replace(**more)
+def stream_config(**fields):
+    return begin("stream-q").replace(**fields)
 
 
-def test_the_stream_torso_has_the_parameters_of_the_paper():
-    """84 -> 16 -> 5 -> 2 without padding, 256 units: 8,224 + 32,832 + 36,928 + 65,792."""
+def test_the_stream_torso_has_the_shapes_and_parameters_of_the_paper():
+    """84 -> 16 -> 5 -> 2 without padding, 256 units: 8,224 + 32,832 + 36,928 + 65,792 parameters."""
     network = make_network(ATARI, 10, stream_config())
     params, _ = jax.eval_shape(network.init, jax.random.key(0))
     assert sum(leaf.size for leaf in jax.tree.leaves(params["torso"])) == 143_776
-    units, features = jax.eval_shape(network.look, params, {}, ATARI.batch(1).obs)
-    assert [layer.shape[1:] for layer in units] == [(16, 16, 32), (5, 5, 64), (2, 2, 64), (256,)]
+    activations, features = jax.eval_shape(network.look, params, {}, ATARI.batch(1).obs)
+    assert [layer.shape[1:] for layer in activations] == [(16, 16, 32), (5, 5, 64), (2, 2, 64), (256,)]
     assert features.shape == (1, 256)
     assert {path[-1].key for path, _ in jax.tree_util.tree_leaves_with_path(params)} == {"kernel", "bias"}
 
 
 @pytest.mark.parametrize(("kernel", "stride"), [(8, 5), (4, 3), (3, 2), (3, 1)])
-def test_patches_are_a_convolution(kernel, stride):
+def test_patch_conv_and_its_gradient_equal_a_convolution(kernel, stride):
     x = jax.random.normal(jax.random.key(0), (2, 20, 17, 3))
     layer = PatchConv(5, kernel, stride)
     params = layer.init(jax.random.key(1), x)
 
-    def library(params, x):
-        theirs = jax.lax.conv_general_dilated(
+    def convolution(params, x):
+        output = jax.lax.conv_general_dilated(
             x, params["params"]["kernel"], (stride, stride), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC")
         )
-        return theirs + params["params"]["bias"]
+        return output + params["params"]["bias"]
 
-    np.testing.assert_allclose(layer.apply(params, x), library(params, x), atol=1e-5)
+    np.testing.assert_allclose(layer.apply(params, x), convolution(params, x), atol=1e-5)
     ours, theirs = (
-        jax.grad(lambda p, x, f=f: jnp.square(f(p, x)).sum(), argnums=(0, 1))(params, x) for f in (layer.apply, library)
+        jax.grad(lambda p, x, f=f: jnp.square(f(p, x)).sum(), argnums=(0, 1))(params, x)
+        for f in (layer.apply, convolution)
     )
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-3), ours, theirs)
 
 
 @pytest.mark.parametrize(("shape", "zeros"), [((100, 7), 90), ((3, 3, 4, 16), 33), ((4, 5), 3), ((1024, 3), 922)])
-def test_exactly_the_share_of_the_weights_of_each_unit_begins_at_zero(shape, zeros):
-    """ceil(0.9 x fan in): 90, 33 of 36, 922 of 1,024; 3 of 4, because one is left. They are uniform below
-    1 / sqrt(fan in)."""
+def test_sparse_initialisation_sets_the_given_fraction_of_each_unit_to_zero(shape, zeros):
+    """ceil(0.9 x fan in) weights are zero: 90, 33 of 36, 922 of 1,024; 3 of 4, because one must remain.
+
+    The others are uniform below 1 / sqrt(fan in).
+    """
     shapes = {"kernel": jax.ShapeDtypeStruct(shape, jnp.float32), "bias": jax.ShapeDtypeStruct(shape[-1:], jnp.float32)}
-    drawn = sparse_uniform(jax.random.key(0), shapes, 0.9)
-    assert not drawn["bias"].any()
-    weights = np.asarray(drawn["kernel"]).reshape(-1, shape[-1])
+    params = sparse_uniform(jax.random.key(0), shapes, 0.9)
+    assert not params["bias"].any()
+    weights = np.asarray(params["kernel"]).reshape(-1, shape[-1])
     assert ((weights == 0).sum(axis=0) == zeros).all()
     bound = 1 / np.sqrt(len(weights))
     assert np.abs(weights).max() <= bound
-    places = {tuple(np.flatnonzero(column)) for column in weights.T}
-    assert len(places) > 1  # drawn for each unit on its own
+    nonzero_positions = {tuple(np.flatnonzero(column)) for column in weights.T}
+    assert len(nonzero_positions) > 1  # each unit has zeros of its own
     if len(weights) == 100:
         assert np.abs(weights).max() > 0.8 * bound
 
 
-def test_every_kernel_of_a_stream_is_sparse_and_no_bias_is_drawn():
+def test_every_kernel_of_a_streaming_network_is_sparse_and_every_bias_is_zero():
     params, _ = make_network(ATARI, 4, stream_config()).init(jax.random.key(0))
     for path, leaf in jax.tree_util.tree_leaves_with_path(params["torso"]):
-        share = float((leaf == 0).mean())
-        assert share == 1 if path[-1].key == "bias" else 0.9 <= share < 0.91, path
+        fraction = float((leaf == 0).mean())
+        assert fraction == 1 if path[-1].key == "bias" else 0.9 <= fraction < 0.91, path
     heads = params["heads"]["kernel"]  # (heads, features, actions)
     assert ((np.asarray(heads) == 0).sum(axis=1) == 231).all()  # ceil(0.9 x 256)
     assert not params["heads"]["bias"].any()
 
 
 @pytest.mark.parametrize(("axes", "over", "epsilon"), [("channels", (3,), 1e-6), ("all", (1, 2, 3), 1e-5)])
-def test_layer_norm_without_parameters(axes, over, epsilon):
+def test_parameter_free_layer_norm_equals_its_definition(axes, over, epsilon):
     x = np.random.default_rng(0).normal(2, 3, (2, 4, 5, 6)).astype(np.float32)
     expected = (x - x.mean(over, keepdims=True)) / np.sqrt(x.var(over, keepdims=True) + epsilon)
-    np.testing.assert_allclose(plain_layer_norm(jnp.asarray(x), axes), expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(parameter_free_layer_norm(jnp.asarray(x), axes), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_a_stream_leaks_below_zero():
+def test_streaming_activations_are_leaky_relus():
     style = Style(stream=True, layer_norm=False)
     out = Activation(style).apply({}, jnp.array([[-2.0, 3.0]]), False)
     np.testing.assert_allclose(out, [[-0.02, 3.0]])
 
 
-def test_the_product_for_batches_of_one_is_a_product():
+def test_the_gradient_of_matmul_one_row_equals_that_of_matmul():
     x, kernel = (jax.random.normal(jax.random.key(i), shape) for i, shape in enumerate([(3, 8), (8, 5)]))
     for rows in (1, 3):
         ours, theirs = (
             jax.grad(lambda x, w, f=f: jnp.sin(f(x, w)).sum(), argnums=(0, 1))(x[:rows], kernel)
-            for f in (product, jnp.matmul)
+            for f in (matmul_one_row, jnp.matmul)
         )
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), ours, theirs)

@@ -1,7 +1,7 @@
-"""One Gymnasium environment as an agent and a replay need it: a specification, single frames, seeded resets.
+"""Adapter from one Gymnasium environment to the host loop: a specification, single frames and seeded resets.
 
-There is no vector environment and no automatic reset in here, so no last observation can be lost: `step`
-returns it, with `terminated` and `truncated` apart, and the trainer calls `reset`.
+There are no vectorised environments and no automatic resets here. `step` returns the last observation of an
+episode and keeps `terminated` and `truncated` apart; the trainer calls `reset`.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from isqn.types import EnvSpec, UserError
 
 
 class Step(NamedTuple):
+    """Result of one agent step."""
+
     frame: np.ndarray
     reward: float
     terminated: bool
@@ -33,46 +35,47 @@ class Step(NamedTuple):
 class Environment:
     """A thin adapter around one Gymnasium environment.
 
-    After `reset(seed)` the same actions give the same frames and rewards, so the seed of an episode and the
-    actions since are its whole state: that is how a run is resumed. Where a protocol lets the game go on
-    after a lost life, `continues` says so, and the state is then the seeds and actions since the last reset
-    that found `continues` false.
+    After `reset(seed)` the same actions give the same frames and rewards. The seed of an episode and its actions
+    are therefore its whole state, and a run is resumed by replaying them. If a protocol ends an episode at a lost
+    life but continues the game, `continues` is true. The state then consists of all seeds and actions since the
+    last reset at which `continues` was false.
     """
 
     def __init__(self, env: gym.Env, spec: EnvSpec):
         self.env = env
         self.spec = spec
         _, _, self.to_frame = _frame_format(env.observation_space, spec.id)
-        self._over = True
+        self._is_over = True
 
     @property
     def continues(self) -> bool:
-        """Whether the last episode ended inside a game that the next `reset` will carry on."""
+        """Whether the next `reset` continues the current game, after a lost life."""
         return bool(getattr(self.env.unwrapped, "continues", False))
 
     def reset(self, seed: int, *, restart: bool = False) -> np.ndarray:
-        """The first frame of an episode; `restart` begins a new game even where the old one `continues`."""
+        """Start an episode and return its first frame; `restart` starts a new game even if the old one `continues`."""
         options = {"restart": True} if restart and self.continues else None
-        with self._named("reset"):
+        with self._wrap_errors("reset"):
             obs, _ = self.env.reset(seed=seed, options=options)
             frame = self._frame(obs)
-        self._over = False
+        self._is_over = False
         return frame
 
     def step(self, action: Any) -> Step:
-        """`action` as the agent chooses it: from 0 on, or continuous between -1 and 1."""
-        if self._over:
+        """Take one step. Discrete actions count from 0; continuous actions lie in [-1, 1]."""
+        if self._is_over:
             raise RuntimeError(f"the episode of {self.spec.id} is over; call reset(seed) before step(action)")
-        with self._named("step"):
+        with self._wrap_errors("step"):
             action = self.spec.for_environment(action if self.spec.is_continuous else int(action))
             obs, reward, terminated, truncated, _ = self.env.step(action)
             step = Step(self._frame(obs), float(reward), bool(terminated), bool(truncated))
             if not math.isfinite(step.reward):
                 raise ValueError(f"the reward is {step.reward}")
-        self._over = step.terminated or step.truncated
+        self._is_over = step.terminated or step.truncated
         return step
 
     def _frame(self, obs: Any) -> np.ndarray:
+        """Convert an observation to a frame and check its shape and values."""
         frame = self.to_frame(obs)
         if frame.shape != self.spec.frame_shape:
             raise ValueError(
@@ -83,8 +86,8 @@ class Environment:
         return frame
 
     @contextmanager
-    def _named(self, method: str) -> Iterator[None]:
-        """Whatever an environment does wrong is said with its name."""
+    def _wrap_errors(self, method: str) -> Iterator[None]:
+        """Turn any error raised by the environment into a `UserError` that names the environment."""
         try:
             yield
         except UserError:
@@ -95,54 +98,56 @@ class Environment:
             ) from error
 
     def render(self) -> np.ndarray | None:
-        """An RGB frame, if the environment was made with `render=True` and can draw itself."""
+        """Return an RGB frame, or None if the environment was made without `render=True` or cannot render."""
         try:
-            picture = self.env.render() if self.env.render_mode == "rgb_array" else None
+            image = self.env.render() if self.env.render_mode == "rgb_array" else None
         except gym.error.DependencyNotInstalled as error:
             raise UserError(f"{self.spec.id} cannot draw itself: {error}") from error
-        return picture if isinstance(picture, np.ndarray) else None
+        return image if isinstance(image, np.ndarray) else None
 
     def close(self) -> None:
         self.env.close()
 
 
 def make_environment(env_id: str | gym.Env, *, protocol: str = "auto", render: bool = False) -> Environment:
-    """Make `ALE/Pong-v5`, `MinAtar/Breakout-v1`, `dm_control/dog-walk-v0`, `isqn/Chain-v0`, any Gymnasium id or
-    `module:Env-v0`; or adapt an environment that is there already.
+    """Make an environment from its id, or adapt a given `gymnasium.Env`.
 
-    `protocol` names how an Atari game or a task of dm_control is played (see `atari.PROTOCOLS` and
-    `dmc.PROTOCOLS`); the others have one way only.
+    Ids: `ALE/Pong-v5`, `MinAtar/Breakout-v1`, `dm_control/dog-walk-v0`, `isqn/Chain-v0`, any other Gymnasium id, or
+    `module:Env-v0`, which imports the module first. `protocol` selects the protocol of an Atari game
+    (`atari.PROTOCOLS`) or a dm_control task (`dmc.PROTOCOLS`); all other environments have a single protocol.
     """
     if isinstance(env_id, str) and env_id.startswith("ALE/"):
-        rules = atari.find_protocol(protocol)
-        env: gym.Env = atari.AtariGame(_known_atari_id(env_id), rules, render_mode=_mode(render))
-        name, frames_per_step, frame_stack = rules.name, rules.action_repeat, rules.frame_stack
+        settings = atari.find_protocol(protocol)
+        if env_id not in atari.games():
+            raise _unknown_id_error(env_id)
+        env: gym.Env = atari.AtariGame(env_id, settings, render_mode=_render_mode(render))
+        protocol_name, frames_per_step, frame_stack = settings.name, settings.action_repeat, settings.frame_stack
     elif isinstance(env_id, str) and env_id.startswith(dmc.PREFIX):
         if env_id not in dmc.task_ids():
-            raise _unknown(env_id)
-        name = dmc.find_protocol(protocol)
-        frames_per_step, frame_stack = dmc.PROTOCOLS[name], 1
-        env = dmc.ControlTask(env_id, frames_per_step, render_mode=_mode(render))
+            raise _unknown_id_error(env_id)
+        protocol_name = dmc.find_protocol(protocol)
+        frames_per_step, frame_stack = dmc.PROTOCOLS[protocol_name], 1
+        env = dmc.ControlTask(env_id, frames_per_step, render_mode=_render_mode(render))
     else:
-        env, env_id, name = _make_gymnasium(env_id, render)
+        env, env_id, protocol_name = _make_gymnasium(env_id, render)
         frames_per_step, frame_stack = 1, 1
-        require_protocol(protocol, name, env_id)
+        require_protocol(protocol, protocol_name, env_id)
     shape, dtype, _ = _frame_format(env.observation_space, env_id)
     spec = EnvSpec(
         id=env_id,
-        protocol=name,
+        protocol=protocol_name,
         frame_shape=shape,
         frame_dtype=dtype.name,
         frame_stack=frame_stack,
         frames_per_step=frames_per_step,
-        **_actions(env.action_space, env_id),
+        **_action_fields(env.action_space, env_id),
         first_state=int(space.start) if isinstance(space := env.observation_space, spaces.Discrete) else None,
     )
     return Environment(env, spec)
 
 
 def require_protocol(protocol: str, name: str, env_id: str) -> None:
-    """Only Atari and dm_control can be played in more than one way."""
+    """Refuse a `protocol` other than `name`, for environments with a single protocol."""
     if protocol not in ("auto", name):
         raise UserError(
             f"--protocol {protocol!r} is for ALE/* games or dm_control/* tasks; {env_id} is played by the protocol "
@@ -151,7 +156,7 @@ def require_protocol(protocol: str, name: str, env_id: str) -> None:
 
 
 def _make_gymnasium(env_id: str | gym.Env, render: bool) -> tuple[gym.Env, str, str]:
-    """The environment, its full id and the name of its protocol."""
+    """Return an environment that is neither Atari nor dm_control, its full id and the name of its protocol."""
     if isinstance(env_id, gym.Env):
         return env_id, env_id.spec.id if env_id.spec else type(env_id.unwrapped).__name__, "gymnasium"
     if not isinstance(env_id, str):
@@ -159,20 +164,20 @@ def _make_gymnasium(env_id: str | gym.Env, render: bool) -> tuple[gym.Env, str, 
     if env_id.startswith("MinAtar/"):
         full_id = minatar.full_id(env_id)
         if full_id is None:
-            raise _unknown(env_id)
-        return minatar.MinAtarGame(full_id, render_mode=_mode(render)), full_id, minatar.PROTOCOL
+            raise _unknown_id_error(env_id)
+        return minatar.MinAtarGame(full_id, render_mode=_render_mode(render)), full_id, minatar.PROTOCOL
     name = env_id
     if ":" in env_id:
         name = env_id.split(":", 1)[1]
         _require_imported(env_id)
-    if _is_old_atari(name):
+    if _is_legacy_atari_id(name):
         game = name.split("-")[0].removesuffix("NoFrameskip")
         raise UserError(
             f"--env-id {env_id} leaves open how the game is played; write ALE/{game}-v5 and choose a --protocol "
             f"(auto, {', '.join(atari.PROTOCOLS)})."
         )
     versions = [key for key in gym.registry if key.rpartition("-v")[0] == name]
-    if versions and name not in gym.registry:  # Gymnasium would take the newest
+    if versions and name not in gym.registry:  # gym.make would choose the newest version
         raise UserError(f"--env-id {env_id} leaves open which version is meant; write {' or '.join(versions)}.")
     try:
         env = gym.make(name, disable_env_checker=True)
@@ -181,14 +186,14 @@ def _make_gymnasium(env_id: str | gym.Env, render: bool) -> tuple[gym.Env, str, 
             env = gym.make(name, disable_env_checker=True, render_mode="rgb_array")
     except gym.error.DependencyNotInstalled as error:
         raise UserError(f"{env_id} needs a package that is not installed: {error}") from error
-    except gym.error.Error as error:  # malformed, not registered, or of a version that is gone
-        raise _unknown(env_id) from error
+    except gym.error.Error as error:  # malformed id, unregistered id or removed version
+        raise _unknown_id_error(env_id) from error
     except Exception as error:
         raise UserError(f"{env_id} cannot be made: {type(error).__name__}: {error}; --debug shows where.") from error
     return env, env_id, "gymnasium"
 
 
-def _mode(render: bool) -> str | None:
+def _render_mode(render: bool) -> str | None:
     return "rgb_array" if render else None
 
 
@@ -199,58 +204,53 @@ def _require_imported(env_id: str) -> None:
         raise UserError(f"The environment {env_id} is registered by the module {module!r}; add --import {module}.")
 
 
-def _known_atari_id(env_id: str) -> str:
-    if env_id not in atari.games():
-        raise _unknown(env_id)
-    return env_id
-
-
-def _unknown(env_id: str) -> UserError:
-    """An error that names the nearest ids, whatever their case or version."""
-    known = [row.id for row in list_environments()] + [key for key in gym.registry if not _is_old_atari(key)]
-    lower = {key.lower(): key for key in known}
-    near = [lower[key] for key in difflib.get_close_matches(env_id.lower(), lower, n=3, cutoff=0.75)]
-    hint = f"did you mean {' or '.join(near)}?" if near else "`isqn list envs` shows what there is."
+def _unknown_id_error(env_id: str) -> UserError:
+    """Return an error that suggests the most similar ids, ignoring case and version."""
+    known = [row.id for row in list_environments()] + [key for key in gym.registry if not _is_legacy_atari_id(key)]
+    by_lowercase = {key.lower(): key for key in known}
+    matches = difflib.get_close_matches(env_id.lower(), by_lowercase, n=3, cutoff=0.75)
+    similar = [by_lowercase[key] for key in matches]
+    hint = f"did you mean {' or '.join(similar)}?" if similar else "`isqn list envs` shows what there is."
     return UserError(f"--env-id {env_id!r} is not a known environment; {hint}")
 
 
-def _is_old_atari(name: str) -> bool:
-    """Pong-v4, PongNoFrameskip-v4, ...: ids that Gymnasium knows once something has imported ale-py."""
-    game = re.fullmatch(r"(\w+?)(-ram)?(NoFrameskip|Deterministic)?-v[04]", name)
-    return game is not None and f"ALE/{game[1]}-v5" in _atari_ids()
+def _is_legacy_atari_id(name: str) -> bool:
+    """Whether this is an id such as Pong-v4 or PongNoFrameskip-v4, which importing ale-py registers."""
+    match = re.fullmatch(r"(\w+?)(-ram)?(NoFrameskip|Deterministic)?-v[04]", name)
+    return match is not None and f"ALE/{match[1]}-v5" in _list_atari_ids()
 
 
-def _atari_ids() -> list[str]:
+def _list_atari_ids() -> list[str]:
     try:
         return list(atari.games())
-    except UserError:  # ale-py is not installed: name at least the games of the paper
+    except UserError:  # without ale-py, list only the games of the paper
         return [f"ALE/{game}-v5" for game in scores.SCORES]
 
 
-class Row(NamedTuple):
-    """One line of `isqn list envs`."""
+class EnvironmentRow(NamedTuple):
+    """One row of `isqn list envs`."""
 
     id: str
     kind: str  # toy, words, classic, MinAtar, own, Atari or dm_control
     loops: tuple[str, ...]  # host, and compiled if there is a JAX version
 
 
-def list_environments() -> list[Row]:
+def list_environments() -> list[EnvironmentRow]:
     """Return the environments that are known by name; any other Gymnasium id works too."""
     rows = [
-        Row(env_id, entry.kind, ("host", "compiled") if entry.native else ("host",))
+        EnvironmentRow(env_id, entry.kind, ("host", "compiled") if entry.native else ("host",))
         for env_id, entry in registry.entries().items()
     ]
-    rows += [Row(env_id, "Atari", ("host",)) for env_id in _atari_ids()]
+    rows += [EnvironmentRow(env_id, "Atari", ("host",)) for env_id in _list_atari_ids()]
     try:
         tasks = dmc.task_ids()
     except UserError:
         tasks = tuple(f"{dmc.PREFIX}{task}-v0" for task in scores.DMC_HARD_7)
-    return rows + [Row(env_id, "dm_control", ("host",)) for env_id in tasks]
+    return rows + [EnvironmentRow(env_id, "dm_control", ("host",)) for env_id in tasks]
 
 
-def _actions(space: gym.Space[Any], env_id: str) -> dict[str, Any]:
-    """What a specification says about them."""
+def _action_fields(space: gym.Space[Any], env_id: str) -> dict[str, Any]:
+    """Return the fields of an `EnvSpec` that describe an action space."""
     if isinstance(space, spaces.Discrete):
         return {"num_actions": int(space.n), "first_action": int(space.start)}
     if not isinstance(space, spaces.Box):
@@ -259,10 +259,10 @@ def _actions(space: gym.Space[Any], env_id: str) -> dict[str, Any]:
     if space.dtype is None or space.dtype.kind != "f":
         raise UserError(f"The actions of {env_id} are {space}; those of a Box must be floating-point numbers.")
     if not low:
-        raise UserError(f"The actions of {env_id} are {space}; there is not a number in them to choose.")
+        raise UserError(f"The actions of {env_id} are {space}; an action needs at least one number.")
     if not np.isfinite([low, high]).all():
         raise UserError(
-            f"The actions of {env_id} have no finite bounds ({space}); give it a gymnasium.wrappers.TransformAction "
+            f"The actions of {env_id} have no finite bounds ({space}); wrap it in a gymnasium.wrappers.TransformAction "
             "whose action_space is a Box with bounds."
         )
     bounds = {"action_low": low, "action_high": high, "action_box": space.shape}
@@ -270,13 +270,16 @@ def _actions(space: gym.Space[Any], env_id: str) -> dict[str, Any]:
 
 
 def _frame_format(space: gym.Space[Any], env_id: str) -> tuple[tuple[int, ...], np.dtype, Callable[[Any], np.ndarray]]:
-    """Shape and dtype of a frame, and how an observation becomes one. A frame is a copy, because the environment may
-    write into its own buffer again, and in C's order, because files keep arrays as they lie in memory."""
+    """Return the shape and dtype of a frame, and a function that converts an observation to a frame.
+
+    A frame is a copy, because the environment may reuse its buffer. It is in C order, because files store arrays in
+    their memory order.
+    """
     if isinstance(space, spaces.Discrete):
         identity, start = np.eye(int(space.n), dtype=np.float32), int(space.start)
         return (int(space.n),), identity.dtype, lambda obs: identity[int(obs) - start].copy()
     if isinstance(space, spaces.Box) and space.dtype is not None and 0 in space.shape:
-        raise UserError(f"The observation space of {env_id} is {space}; there is nothing in it to see.")
+        raise UserError(f"The observation space of {env_id} is {space}; an observation needs at least one number.")
     if isinstance(space, spaces.Box) and space.dtype is not None:
         if len(space.shape) == 1:
             return space.shape, np.dtype(np.float32), lambda obs: np.array(obs, np.float32, order="C")
@@ -287,5 +290,5 @@ def _frame_format(space: gym.Space[Any], env_id: str) -> tuple[tuple[int, ...], 
             return space.shape, dtype, lambda obs: np.array(obs, dtype, order="C")
     raise UserError(
         f"The observation space of {env_id} is {space}; supported are Discrete, Box vectors (n,) and Box images "
-        "(height, width) or (height, width, channels), so give it a gymnasium.ObservationWrapper."
+        "(height, width) or (height, width, channels), so wrap it in a gymnasium.ObservationWrapper."
     )

@@ -1,4 +1,4 @@
-"""What is wrong with an environment, in sentences."""
+"""Checks of an environment before training."""
 
 from __future__ import annotations
 
@@ -14,163 +14,173 @@ from isqn.types import UserError
 
 
 def check_environment(env: str | gym.Env, *, num_steps: int = 500, seed: int = 0) -> list[str]:
-    """Play an environment with random actions and say what would go wrong in training; [] if nothing would.
+    """Play random actions in an environment and return the problems found, one sentence each.
 
-    A sentence that begins with "Remark:" is no fault.
+    A sentence that starts with "Remark:" is a hint and not an error.
     """
     try:
         inner = make_environment(env).env
     except UserError as error:
         return [str(error)]
-    found: list[str] = []  # every sentence once, in the order of discovery
-    first = _play(inner, seed, num_steps, found)
-    second = _play(inner, seed, num_steps, found)
-    if first is not None and (second is None or not _same(first, second)):
-        _note(
-            found,
+    problems: list[str] = []  # without repetitions, in order of discovery
+    first = _random_trajectory(inner, seed, num_steps, problems)
+    second = _random_trajectory(inner, seed, num_steps, problems)
+    if first is not None and (second is None or not _are_equal(first, second)):
+        _add_problem(
+            problems,
             f"Two plays from reset(seed={seed}) with the same actions differ; draw all randomness from "
             "self.np_random, after super().reset(seed=seed), and clear all state in reset().",
         )
-    return found
+    return problems
 
 
-def _note(found: list[str], sentence: str) -> None:
-    if sentence not in found:
-        found.append(sentence)
+def _add_problem(problems: list[str], sentence: str) -> None:
+    if sentence not in problems:
+        problems.append(sentence)
 
 
-def _play(env: gym.Env, seed: int, num_steps: int, found: list[str]) -> list[tuple[Any, ...]] | None:
-    """One seeded reset and random actions, over several episodes. Returns everything that was seen, or None
-    if the environment cannot be played at all."""
-    actions = np.random.default_rng(seed)
+def _random_trajectory(env: gym.Env, seed: int, num_steps: int, problems: list[str]) -> list[tuple[Any, ...]] | None:
+    """Take random actions from a seeded reset on, over several episodes.
+
+    Returns everything the environment returned, or None if it cannot be played at all.
+    """
+    rng = np.random.default_rng(seed)
     space = env.action_space
-    obs = _reset(env, seed, found)
+    obs = _reset(env, seed, problems)
     if obs is None:
         return None
-    seen: list[tuple[Any, ...]] = [(np.array(obs),)]
+    trajectory: list[tuple[Any, ...]] = [(np.array(obs),)]
     lengths = [0]
     for _ in range(num_steps):
-        before, copy = obs, np.array(obs)
-        result = _step(env, _random_action(space, actions), found)
+        previous, copy = obs, np.array(obs)
+        result = _step(env, _random_action(space, rng), problems)
         if result is None:
             return None
         obs, reward, terminated, truncated = result
         lengths[-1] += 1
-        _check_observation(obs, env.observation_space, "step()", found)
-        _check_flags(reward, terminated, truncated, found)
-        if isinstance(before, np.ndarray) and not np.array_equal(before, copy, equal_nan=before.dtype.kind == "f"):
-            _note(found, "step() writes into the array of the last observation; return a copy of it each time.")
-        seen.append((np.array(obs), reward, terminated, truncated))
+        _check_observation(obs, env.observation_space, "step()", problems)
+        _check_flags(reward, terminated, truncated, problems)
+        if isinstance(previous, np.ndarray) and not np.array_equal(
+            previous, copy, equal_nan=previous.dtype.kind == "f"
+        ):
+            _add_problem(
+                problems, "step() writes into the array of the last observation; return a copy of it each time."
+            )
+        trajectory.append((np.array(obs), reward, terminated, truncated))
         if terminated or truncated:
-            obs = _reset(env, None, found)
+            obs = _reset(env, None, problems)
             if obs is None:
                 return None
             lengths.append(0)
-    _check_lengths(lengths, num_steps, found)
-    return seen
+    _check_lengths(lengths, num_steps, problems)
+    return trajectory
 
 
-def _random_action(space: gym.Space[Any], actions: np.random.Generator) -> Any:
+def _random_action(space: gym.Space[Any], rng: np.random.Generator) -> Any:
     if isinstance(space, spaces.Box):
-        return np.asarray(actions.uniform(space.low, space.high), space.dtype)
-    assert isinstance(space, spaces.Discrete)  # or `make_environment` had refused it
-    return int(space.start + actions.integers(space.n))
+        return np.asarray(rng.uniform(space.low, space.high), space.dtype)
+    assert isinstance(space, spaces.Discrete)  # `make_environment` refuses all other spaces
+    return int(space.start + rng.integers(space.n))
 
 
-def _reset(env: gym.Env, seed: int | None, found: list[str]) -> Any:
+def _reset(env: gym.Env, seed: int | None, problems: list[str]) -> Any:
     try:
         result = env.reset() if seed is None else env.reset(seed=seed)
     except Exception as error:
         if isinstance(error, TypeError) and ("seed" in str(error) or "options" in str(error)):
-            _note(
-                found, f"reset() does not take a seed ({error}); Gymnasium expects reset(*, seed=None, options=None)."
+            _add_problem(
+                problems,
+                f"reset() does not take a seed ({error}); Gymnasium expects reset(*, seed=None, options=None).",
             )
         else:
-            _note(found, f"reset() raised {type(error).__name__}: {error}.")
+            _add_problem(problems, f"reset() raised {type(error).__name__}: {error}.")
         return None
     if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)):
-        _note(found, f"reset() returned {_kind(result)}; Gymnasium expects the two values (observation, info).")
+        _add_problem(
+            problems,
+            f"reset() returned {_describe_result(result)}; Gymnasium expects the two values (observation, info).",
+        )
         return None
-    _check_observation(result[0], env.observation_space, "reset()", found)
+    _check_observation(result[0], env.observation_space, "reset()", problems)
     return result[0]
 
 
-def _step(env: gym.Env, action: int, found: list[str]) -> Any:
+def _step(env: gym.Env, action: int, problems: list[str]) -> Any:
     try:
         result: Any = env.step(action)
     except Exception as error:
         if not (
             isinstance(error, ValueError) and "to unpack" in str(error)
-        ):  # raised by the time limit that `gymnasium.make` puts around it
-            _note(found, f"step({action}) raised {type(error).__name__}: {error}.")
+        ):  # raised by the TimeLimit wrapper of `gymnasium.make`
+            _add_problem(problems, f"step({action}) raised {type(error).__name__}: {error}.")
             return None
         result = ()
     if not (isinstance(result, tuple) and len(result) == 5):
-        _note(
-            found,
-            f"step() returned {_kind(result)}; Gymnasium expects the five values "
+        _add_problem(
+            problems,
+            f"step() returned {_describe_result(result)}; Gymnasium expects the five values "
             "(observation, reward, terminated, truncated, info).",
         )
         return None
     return result[:4]
 
 
-def _kind(result: Any) -> str:
+def _describe_result(result: Any) -> str:
     if not isinstance(result, tuple):
         return f"one {type(result).__name__}"
     return f"{len(result)} values" if result else "another number of values"
 
 
-def _check_observation(obs: Any, space: gym.Space[Any], where: str, found: list[str]) -> None:
+def _check_observation(obs: Any, space: gym.Space[Any], where: str, problems: list[str]) -> None:
     if isinstance(space, spaces.Discrete):
         if not space.contains(obs):
-            _note(found, f"The observation of {where} is {obs!r}, which is not in {space}.")
+            _add_problem(problems, f"The observation of {where} is {obs!r}, which is not in {space}.")
         return
     assert isinstance(space, spaces.Box)
     if not isinstance(obs, np.ndarray):
-        _note(found, f"The observation of {where} is a {type(obs).__name__}; it must be a numpy array.")
+        _add_problem(problems, f"The observation of {where} is a {type(obs).__name__}; it must be a numpy array.")
         obs = np.asarray(obs)
     if obs.shape != space.shape:
-        _note(found, f"The observation of {where} has shape {obs.shape}; its space says {space.shape}.")
+        _add_problem(problems, f"The observation of {where} has shape {obs.shape}; its space says {space.shape}.")
         return
     if obs.dtype != space.dtype:
-        _note(found, f"The observation of {where} has dtype {obs.dtype}; its space says {space.dtype}.")
+        _add_problem(problems, f"The observation of {where} has dtype {obs.dtype}; its space says {space.dtype}.")
     if obs.dtype.kind == "f" and not np.isfinite(obs).all():
-        _note(found, f"The observation of {where} contains NaN or infinity.")
+        _add_problem(problems, f"The observation of {where} contains NaN or infinity.")
     elif (obs < space.low).any() or (obs > space.high).any():
-        _note(found, f"The observation of {where} leaves the bounds of its space ({space}).")
+        _add_problem(problems, f"The observation of {where} leaves the bounds of its space ({space}).")
 
 
-def _check_flags(reward: Any, terminated: Any, truncated: Any, found: list[str]) -> None:
+def _check_flags(reward: Any, terminated: Any, truncated: Any, problems: list[str]) -> None:
     for name, flag in (("terminated", terminated), ("truncated", truncated)):
         if not isinstance(flag, bool | np.bool_):
-            _note(found, f"step() gives {name} as a {type(flag).__name__}; it must be a bool.")
+            _add_problem(problems, f"step() gives {name} as a {type(flag).__name__}; it must be a bool.")
     try:
         finite = math.isfinite(float(reward))
     except (TypeError, ValueError):
         finite = False
     if not finite:
-        _note(found, f"step() gives the reward {reward!r}; it must be a finite number.")
+        _add_problem(problems, f"step() gives the reward {reward!r}; it must be a finite number.")
 
 
-def _check_lengths(lengths: list[int], num_steps: int, found: list[str]) -> None:
-    """The last of `lengths` was cut by us."""
-    ended = lengths[:-1]
-    if not ended:
-        _note(
-            found,
+def _check_lengths(lengths: list[int], num_steps: int, problems: list[str]) -> None:
+    """Check the lengths of the episodes; the last episode is incomplete."""
+    complete = lengths[:-1]
+    if not complete:
+        _add_problem(
+            problems,
             f"Remark: no episode ended within {num_steps} steps; if none ever does, give "
             "gymnasium.register(...) a max_episode_steps.",
         )
-    elif len(ended) > 2 and ended[0] > 1 and max(ended[1:]) == 1:
-        _note(
-            found,
-            f"The first episode took {ended[0]} steps and all later ones end at their first step; "
-            "reset() must clear what ended the episode.",
+    elif len(complete) > 2 and complete[0] > 1 and max(complete[1:]) == 1:
+        _add_problem(
+            problems,
+            f"The first episode took {complete[0]} steps and all later ones end at their first step; "
+            "reset() must reset the state that ended the episode.",
         )
 
 
-def _same(first: list[tuple[Any, ...]], second: list[tuple[Any, ...]]) -> bool:
+def _are_equal(first: list[tuple[Any, ...]], second: list[tuple[Any, ...]]) -> bool:
     def equal(a: Any, b: Any) -> bool:
         return bool(np.array_equal(np.nan_to_num(np.asarray(a)), np.nan_to_num(np.asarray(b))))
 

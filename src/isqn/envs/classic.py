@@ -1,7 +1,4 @@
-"""CartPole-v1, Acrobot-v1 and MountainCar-v0 in JAX: Gymnasium's equations, limits and rewards, in float32.
-
-A problem is a few values: a first state, a step of physics, what is observed, and a time limit.
-"""
+"""CartPole-v1, Acrobot-v1 and MountainCar-v0 in JAX, with Gymnasium's equations, limits and rewards, in float32."""
 
 from __future__ import annotations
 
@@ -14,24 +11,28 @@ from isqn.lazy import jax, jnp
 from isqn.types import Array
 
 IDS = ("CartPole-v1", "Acrobot-v1", "MountainCar-v0")
-CONTINUOUS_IDS = ("Pendulum-v1", "MountainCarContinuous-v0")  # Gymnasium's own, for the host loop
+CONTINUOUS_IDS = ("Pendulum-v1", "MountainCarContinuous-v0")  # host loop only, from Gymnasium
 
 
-class Timed(NamedTuple):
+class TimedState(NamedTuple):
+    """State of an episode: the physical state and the time."""
+
     physics: Array
     time: Array  # steps since the reset
 
 
 class Problem(NamedTuple):
-    first: Callable[[Array], Array]  # key -> physics
-    advance: Callable[[Array, Array], tuple[Array, Array, Array]]  # physics, action -> physics, reward, terminated
-    observe: Callable[[Array], Array]
+    """Dynamics, observations and time limit of one environment."""
+
+    reset: Callable[[Array], Array]  # key -> physics
+    step: Callable[[Array, Array], tuple[Array, Array, Array]]  # physics, action -> physics, reward, terminated
+    observe: Callable[[Array], Array]  # physics -> observation
     num_actions: int
     time_limit: int
 
 
 def _cart_pole(state: Array, action: Array) -> tuple[Array, Array, Array]:
-    """Barto, Sutton and Anderson 1983, integrated by Euler's rule over 0.02 s."""
+    """Advance CartPole (Barto, Sutton and Anderson 1983) by one Euler step of 0.02 s."""
     _, x_dot, angle, angle_dot = state
     gravity, cart, pole, half_length, force_size, dt = 9.8, 1.0, 0.1, 0.5, 10.0, 0.02
     mass = cart + pole
@@ -46,7 +47,7 @@ def _cart_pole(state: Array, action: Array) -> tuple[Array, Array, Array]:
 
 
 def _mountain_car(state: Array, action: Array) -> tuple[Array, Array, Array]:
-    """Moore 1990."""
+    """Advance MountainCar (Moore 1990) by one step."""
     position, velocity = state
     velocity = jnp.clip(velocity + (action - 1) * 0.001 - 0.0025 * jnp.cos(3 * position), -0.07, 0.07)
     position = jnp.clip(position + velocity, -1.2, 0.6)
@@ -55,7 +56,7 @@ def _mountain_car(state: Array, action: Array) -> tuple[Array, Array, Array]:
 
 
 def _acrobot(state: Array, action: Array) -> tuple[Array, Array, Array]:
-    """Sutton 1996, as in Sutton and Barto's book; one Runge-Kutta step of 0.2 s."""
+    """Advance Acrobot (Sutton 1996, the version of Sutton and Barto's book) by one Runge-Kutta step of 0.2 s."""
     dt = 0.2
     torque = (action - 1).astype(jnp.float32)
     k1 = _acrobot_rates(state, torque)
@@ -70,7 +71,10 @@ def _acrobot(state: Array, action: Array) -> tuple[Array, Array, Array]:
 
 
 def _acrobot_rates(state: Array, torque: Array) -> Array:
-    """Both links have mass, length and moment of inertia 1, and their centre of mass in the middle."""
+    """Return the time derivative of Acrobot's state.
+
+    Both links have mass, length and moment of inertia 1, and their centre of mass in the middle.
+    """
     angle1, angle2, rate1, rate2 = state
     gravity, centre = 9.8, 0.5
     d1 = centre**2 + 1 + centre**2 + 2 * centre * jnp.cos(angle2) + 2
@@ -82,9 +86,9 @@ def _acrobot_rates(state: Array, torque: Array) -> Array:
         + (centre + 1) * gravity * jnp.cos(angle1 - np.pi / 2)
         + phi2
     )
-    acc2 = (torque + d2 / d1 * phi1 - centre * rate1**2 * jnp.sin(angle2) - phi2) / (centre**2 + 1 - d2**2 / d1)
-    acc1 = -(d2 * acc2 + phi1) / d1
-    return jnp.stack([rate1, rate2, acc1, acc2])
+    angle_acc2 = (torque + d2 / d1 * phi1 - centre * rate1**2 * jnp.sin(angle2) - phi2) / (centre**2 + 1 - d2**2 / d1)
+    angle_acc1 = -(d2 * angle_acc2 + phi1) / d1
+    return jnp.stack([rate1, rate2, angle_acc1, angle_acc2])
 
 
 def _observe_acrobot(state: Array) -> Array:
@@ -109,17 +113,17 @@ PROBLEMS = {
 }
 
 
-def native(env_id: str) -> tuple[Any, Any, int]:
-    """The functions reset and step, and the number of actions."""
+def make_jax_functions(env_id: str) -> tuple[Any, Any, int]:
+    """Return the functions `reset` and `step` of an environment, and its number of actions."""
     problem = PROBLEMS[env_id]
 
-    def reset(key: Array) -> tuple[Timed, Array]:
-        physics = problem.first(key)
-        return Timed(physics, jnp.int32(0)), problem.observe(physics)
+    def reset(key: Array) -> tuple[TimedState, Array]:
+        physics = problem.reset(key)
+        return TimedState(physics, jnp.int32(0)), problem.observe(physics)
 
-    def step(state: Timed, action: Array, key: Array) -> tuple[Timed, Array, Array, Array, Array]:
-        physics, reward, terminated = problem.advance(state.physics, action)
+    def step(state: TimedState, action: Array, key: Array) -> tuple[TimedState, Array, Array, Array, Array]:
+        physics, reward, terminated = problem.step(state.physics, action)
         time = state.time + 1
-        return Timed(physics, time), problem.observe(physics), reward, terminated, time >= problem.time_limit
+        return TimedState(physics, time), problem.observe(physics), reward, terminated, time >= problem.time_limit
 
     return reset, step, problem.num_actions

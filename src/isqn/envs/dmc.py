@@ -1,7 +1,7 @@
-"""The DeepMind Control suite (Tassa et al. 2018): `dm_control/DOMAIN-TASK-v0`, straight from dm_control.
+"""DeepMind Control suite (Tassa et al. 2018): `dm_control/DOMAIN-TASK-v0`. Needs `pip install "isqn[dmc]"`.
 
-Rewards of a step are between 0 and 1, episodes are 1,000 steps of the simulator, and nearly all tasks only end there:
-they are truncated, never terminal. Needs `pip install "isqn[dmc]"`.
+The reward of a simulator step lies in [0, 1]. Episodes last 1,000 simulator steps, and nearly all tasks are truncated
+there and never terminate.
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ import numpy as np
 from isqn.types import UserError
 
 PREFIX = "dm_control/"
-# The same action for so many steps of the simulator, whose rewards are added. SimbaV2, and so the paper: 2.
+# Protocol name -> action repeat, in simulator steps, whose rewards are summed. The first is the default: 2, as in
+# SimbaV2 and the paper.
 PROTOCOLS = {f"action-repeat-{count}": count for count in (2, 1, 4, 8)}
 
 
 def find_protocol(name: str) -> str:
+    """Check the name of a protocol and resolve `auto`."""
     if name == "auto":
         return next(iter(PROTOCOLS))
     if name not in PROTOCOLS:
@@ -31,7 +33,7 @@ def find_protocol(name: str) -> str:
 
 
 def version_problem() -> str | None:
-    """What is wrong with the two packages together, if anything."""
+    """Return an error message if the installed dm_control and mujoco are incompatible, else None."""
     try:
         suite, engine = version("dm_control"), version("mujoco")
     except PackageNotFoundError:
@@ -42,8 +44,9 @@ def version_problem() -> str | None:
 
 
 @cache
-def _suite() -> Any:
-    # There is no display on most machines that train, and without a word dm_control looks for one when it is imported.
+def _import_suite() -> Any:
+    """Import dm_control's suite."""
+    # By default dm_control looks for a display when it is imported, and most training machines have none.
     os.environ.setdefault("MUJOCO_GL", "egl" if os.path.exists("/dev/dri") else "disable")
     try:
         with warnings.catch_warnings():
@@ -52,28 +55,31 @@ def _suite() -> Any:
     except Exception as error:
         if isinstance(error, ModuleNotFoundError):
             raise UserError(f'Tasks of dm_control need it: pip install "isqn[dmc]" ({error})') from error
-        chosen = os.environ["MUJOCO_GL"]
-        why = version_problem() or f"{type(error).__name__}: {error}"
-        drawing = "" if chosen == "disable" else f" (MUJOCO_GL is {chosen}; without its library, set it to disable)"
-        raise UserError(f"dm_control cannot be imported: {why}{drawing}") from error
+        backend = os.environ["MUJOCO_GL"]
+        reason = version_problem() or f"{type(error).__name__}: {error}"
+        hint = (
+            "" if backend == "disable" else f" (MUJOCO_GL is {backend}; if its library is missing, set it to disable)"
+        )
+        raise UserError(f"dm_control cannot be imported: {reason}{hint}") from error
     return suite
 
 
 @cache
 def task_ids() -> tuple[str, ...]:
-    return tuple(f"{PREFIX}{domain}-{task}-v0" for domain, task in sorted(_suite().ALL_TASKS))
+    """Return the ids of all tasks in the suite."""
+    return tuple(f"{PREFIX}{domain}-{task}-v0" for domain, task in sorted(_import_suite().ALL_TASKS))
 
 
 class ControlTask(gym.Env):
-    """One task, whose observations are joined in the order of their names."""
+    """One task, with its observations concatenated in alphabetical order of their names."""
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 30}  # noqa: RUF012 - gymnasium's convention
 
     def __init__(self, env_id: str, action_repeat: int, render_mode: str | None = None):
         domain, task = env_id.removeprefix(PREFIX).removesuffix("-v0").split("-")
         try:
-            # what it draws from is seeded at every reset; time limits and all else are the suite's
-            self.task = _suite().load(domain, task, task_kwargs={"random": 0})
+            # reset() seeds the task again; time limits and all other settings are the suite's
+            self.task = _import_suite().load(domain, task, task_kwargs={"random": 0})
         except Exception as error:
             raise UserError(f"{env_id} cannot be loaded: {version_problem() or error}") from error
         self.render_mode, self._repeat = render_mode, action_repeat
@@ -89,19 +95,21 @@ class ControlTask(gym.Env):
         super().reset(seed=seed)
         if seed is not None:
             self.task.task.random.seed(seed % 2**32)
-        return self._joined(self.task.reset()), {}
+        return self._concatenate(self.task.reset()), {}
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        total = 0.0
+        reward = 0.0
         for _ in range(self._repeat):
-            now = self.task.step(action)
-            total += now.reward
-            if now.last():
+            timestep = self.task.step(action)
+            reward += timestep.reward
+            if timestep.last():
                 break
-        return self._joined(now), total, now.last() and now.discount == 0, now.last() and now.discount != 0, {}
+        is_last, is_terminal = timestep.last(), timestep.discount == 0
+        return self._concatenate(timestep), reward, is_last and is_terminal, is_last and not is_terminal, {}
 
-    def _joined(self, now: Any) -> np.ndarray:
-        return np.concatenate([np.ravel(now.observation[name]) for name in sorted(now.observation)]).astype(np.float64)
+    def _concatenate(self, timestep: Any) -> np.ndarray:
+        observation = timestep.observation
+        return np.concatenate([np.ravel(observation[name]) for name in sorted(observation)]).astype(np.float64)
 
     def render(self) -> np.ndarray:  # type: ignore[override]
         try:

@@ -1,4 +1,4 @@
-"""Environments as pure JAX functions, for the compiled loop: everything runs under `jit`, `vmap` and `scan`.
+"""Environments as pure JAX functions, for the compiled loop. They run under `jit`, `vmap` and `scan`.
 
 There is no automatic reset: the training loop holds the keys, sees the last observation of every episode, and resets.
 """
@@ -21,7 +21,7 @@ Step = Callable[[State, Array, Array], tuple[State, Array, Array, Array, Array]]
 
 
 class NativeEnvironment(NamedTuple):
-    """A record of pure functions over one state pytree."""
+    """Pure functions of an environment, over one state pytree."""
 
     spec: EnvSpec
     reset: Reset  # key -> state, obs

@@ -76,7 +76,9 @@ def register_own() -> None:
     for env_id in toy.PROBLEMS:
         register_environment(
             env_id,
-            lambda env_id=env_id: native_environment(env_id, "gymnasium", *toy.native(toy.PROBLEMS[env_id]())),
+            lambda env_id=env_id: native_environment(
+                env_id, "gymnasium", *toy.make_jax_functions(toy.PROBLEMS[env_id]())
+            ),
             entry_point="isqn.envs.toy:ToyEnvironment",
             kind="toy",
             kwargs={"name": env_id},
@@ -85,12 +87,13 @@ def register_own() -> None:
     for env_id in classic.IDS:
         register_environment(
             env_id,
-            lambda env_id=env_id: native_environment(env_id, "gymnasium", *classic.native(env_id)),
+            lambda env_id=env_id: native_environment(env_id, "gymnasium", *classic.make_jax_functions(env_id)),
             kind="classic",
         )
     for env_id in classic.CONTINUOUS_IDS:
         register_environment(env_id, kind="classic")
     for env_id in minatar.IDS:
         _ENTRIES[env_id] = Entry(
-            "MinAtar", lambda env_id=env_id: native_environment(env_id, minatar.PROTOCOL, *minatar.native(env_id))
+            "MinAtar",
+            lambda env_id=env_id: native_environment(env_id, minatar.PROTOCOL, *minatar.make_jax_functions(env_id)),
         )

@@ -1,7 +1,6 @@
-"""Human and random scores of the games, and the paper's lists of games.
+"""Human and random scores of Atari games, and the paper's lists of tasks.
 
-Scores are those of Schrittwieser et al. 2020 (MuZero), which Dopamine and rliable share; `num_actions` is the
-size of ale-py's minimal action set.
+The scores are those of Schrittwieser et al. 2020 (MuZero), which Dopamine and rliable also use.
 """
 
 from __future__ import annotations
@@ -10,7 +9,9 @@ from typing import NamedTuple
 
 
 class Score(NamedTuple):
-    num_actions: int
+    """Reference scores of one game."""
+
+    num_actions: int  # size of ale-py's minimal action set
     random: float
     human: float
 
@@ -34,8 +35,8 @@ SCORES = {
     "VideoPinball": Score(9, 0.0, 17667.9),
 }
 
-# The 15 games of Graesser et al. 2022, from the authors' i-DQN repository; every game that the paper names is
-# here or is Seaquest. Confidence: high.
+# The 15 games of Graesser et al. 2022, from the authors' i-DQN repository. It contains every game that the paper
+# names except Seaquest. Confidence: high.
 ATARI_15 = (
     "MsPacman",
     "Pong",
@@ -53,7 +54,7 @@ ATARI_15 = (
     "Tutankham",
     "VideoPinball",
 )
-# Offline CQL. Nowhere listed; the ten games of the same authors' Eau-de-QN. Confidence: medium.
+# Offline CQL. Not specified in the paper; the ten games of the same authors' Eau-de-QN. Confidence: medium.
 OFFLINE_10 = (
     "MsPacman",
     "Pong",
@@ -66,25 +67,27 @@ OFFLINE_10 = (
     "SpaceInvaders",
     "VideoPinball",
 )
-# Online IMPALA. The paper's figures have Tutankham and VideoPinball and lack Qbert (certain); the rest is
+# Online IMPALA. The paper's figures show Tutankham and VideoPinball but not Qbert (certain); the other games are
 # inferred from OFFLINE_10. Confidence: medium.
 IMPALA_10 = tuple("Tutankham" if game == "Qbert" else game for game in OFFLINE_10)
-# Streaming. Not published; our choice, spread over the range of scores.
+# Streaming. Not specified in the paper; our choice, over the range of scores.
 STREAMING_7 = ("BeamRider", "MsPacman", "Pong", "SpaceInvaders", "CrazyClimber", "Breakout", "VideoPinball")
-# Meta-gradient. The authors' branch names Breakout and Asterix; the third is our guess.
+# Meta-gradient. The authors' branch uses Breakout and Asterix; the third game is our guess.
 META_3 = ("Breakout", "Asterix", "Tutankham")
-# BatchNorm with a target network. Five games, not named; our choice, spread over the range of scores.
+# BatchNorm with a target network. The paper uses five games and does not name them; our choice, over the range of
+# scores.
 BATCH_NORM_5 = ("MsPacman", "Pong", "Asterix", "SpaceInvaders", "Breakout")
-# DeepMind Control, "hard" (Lee et al. 2025).
+# The "hard" tasks of the DeepMind Control suite (Lee et al. 2025).
 DMC_HARD_7 = ("dog-run", "dog-stand", "dog-trot", "dog-walk", "humanoid-run", "humanoid-stand", "humanoid-walk")
 
 
 def game_of(env_id: str) -> str:
-    """`Pong` of `ALE/Pong-v5`."""
+    """Return the name of the game in an Atari id: `Pong` for `ALE/Pong-v5`."""
     return env_id.removeprefix("ALE/").removesuffix("-v5")
 
 
-# What playing at random returns where there is no human score: `isqn.train.evaluate.random_return`, 1,000 episodes.
+# Mean returns of random play over 1,000 episodes, from `isqn.train.evaluate.random_return`, for tasks without a human
+# score.
 RANDOM_RETURNS = {
     "CartPole-v1": 22.1,
     "MountainCar-v0": -200,

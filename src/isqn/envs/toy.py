@@ -1,7 +1,7 @@
-"""Three small problems whose values are known exactly, as Gymnasium environments and as JAX functions.
+"""Three small problems with known values, as Gymnasium environments and as JAX functions.
 
-A problem is plain arrays, so one class plays all of them, and value iteration is a few lines of numpy. With
-one-hot observations a linear network is a table, and what an agent learned can be compared with the truth.
+Each problem is a finite Markov decision process, given as arrays. Observations are one-hot, so a linear network is a
+table, and its learned values can be compared with the exact ones.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ class FiniteMDP(NamedTuple):
     """A finite Markov decision process: S states, A actions."""
 
     transitions: np.ndarray  # (S, A, S): probability of the next state
-    rewards: np.ndarray  # (S, A, S): reward of the transition
-    terminal: np.ndarray  # (S,): entering such a state ends the episode, and nothing follows it
-    start: np.ndarray  # (S,): probability of the first state
-    features: np.ndarray  # (S, F): what an agent observes of a state
-    horizon: int  # steps after which an episode is truncated; values do not know of it
-    cells: tuple[tuple[int, int], ...]  # (row, column) of every state, for pictures
+    rewards: np.ndarray  # (S, A, S): reward of each transition
+    terminal: np.ndarray  # (S,): whether entering the state ends the episode
+    start: np.ndarray  # (S,): distribution of the initial state
+    features: np.ndarray  # (S, F): observation of each state
+    horizon: int  # steps after which an episode is truncated; does not affect the values
+    cells: tuple[tuple[int, int], ...]  # (row, column) of each state, for rendering
 
 
 def chain(length: int = 8) -> FiniteMDP:
-    """Walk left or right from the left end; entering the right end pays 1 and ends the episode.
+    """Make a chain: walk left or right from the left end; entering the right end gives reward 1 and terminates.
 
-    With n = length - 2 - s steps to go after this one: Q*(s, right) = discount**n. Going left costs two
-    steps, or one at the wall: Q*(s, left) = discount**(n + 2), and Q*(0, left) = discount**(n + 1).
+    If n = length - 2 - s steps remain after a step to the right, Q*(s, right) = discount**n. A step to the left loses
+    two steps, or one at the left end: Q*(s, left) = discount**(n + 2), and Q*(0, left) = discount**(n + 1).
     """
-    moves = np.zeros((length, 2), int)
+    next_states = np.zeros((length, 2), int)
     for s in range(length):
-        moves[s] = max(s - 1, 0), min(s + 1, length - 1)
+        next_states[s] = max(s - 1, 0), min(s + 1, length - 1)
     rewards = np.zeros((length, 2, length))
     rewards[:-1, 1, -1] = 1
     return FiniteMDP(
-        transitions=np.eye(length)[moves],
+        transitions=np.eye(length)[next_states],
         rewards=rewards,
         terminal=np.arange(length) == length - 1,
         start=np.eye(length)[0],
@@ -50,17 +50,17 @@ def chain(length: int = 8) -> FiniteMDP:
 
 
 def loop(length: int = 3) -> FiniteMDP:
-    """A ring that nothing ever ends: going on pays 1, staying pays 0, and every episode is cut after 5 steps.
+    """Make a ring without terminal states: advancing gives reward 1, staying 0; truncated after 5 steps.
 
-    Q*(s, go) = 1 / (1 - discount), Q*(s, stay) = discount / (1 - discount). An agent that takes truncation
-    for termination cannot find more than 5.
+    Q*(s, advance) = 1 / (1 - discount), Q*(s, stay) = discount / (1 - discount). An agent that treats truncation as
+    termination learns values of at most 5.
     """
     states = np.arange(length)
-    moves = np.stack([states, (states + 1) % length], axis=1)
+    next_states = np.stack([states, (states + 1) % length], axis=1)
     rewards = np.zeros((length, 2, length))
     rewards[:, 1] = 1
     return FiniteMDP(
-        transitions=np.eye(length)[moves],
+        transitions=np.eye(length)[next_states],
         rewards=rewards,
         terminal=np.zeros(length, bool),
         start=np.full(length, 1 / length),
@@ -71,32 +71,33 @@ def loop(length: int = 3) -> FiniteMDP:
 
 
 def grid() -> FiniteMDP:
-    """The 4 x 3 world of Russell and Norvig, "Artificial Intelligence", chapter on sequential decisions.
+    """Make the 4 x 3 world of Russell and Norvig, "Artificial Intelligence", chapter on sequential decisions.
 
-    A step (up, right, down, left) goes astray to either side with probability 0.1 each, and costs 0.04. The
-    corner pays 1, the cell below it -1, and both end the episode. Their table of values is our test.
+    A step (up, right, down, left) costs 0.04, and goes to either side with probability 0.1 each. The top right corner
+    gives reward 1, the cell below it -1, and both terminate. The tests compare the values with the book's.
     """
     cells = tuple((row, column) for row in range(3) for column in range(4) if (row, column) != (1, 1))
     goals = {cells.index((0, 3)): 1.0, cells.index((1, 3)): -1.0}
     directions = [(-1, 0), (0, 1), (1, 0), (0, -1)]
-    size = len(cells)
-    transitions = np.zeros((size, 4, size))
+    num_states = len(cells)
+    transitions = np.zeros((num_states, 4, num_states))
     for s, (row, column) in enumerate(cells):
         for action in range(4):
             for turn, probability in ((0, 0.8), (-1, 0.1), (1, 0.1)):
                 down, right = directions[(action + turn) % 4]
-                to = (row + down, column + right)
-                transitions[s, action, cells.index(to) if to in cells else s] += probability
-    rewards = np.full((size, 4, size), -0.04)
+                target = (row + down, column + right)
+                next_state = cells.index(target) if target in cells else s
+                transitions[s, action, next_state] += probability
+    rewards = np.full((num_states, 4, num_states), -0.04)
     for goal, value in goals.items():
-        transitions[goal] = np.eye(size)[goal]
+        transitions[goal] = np.eye(num_states)[goal]
         rewards[:, :, goal] += value
     return FiniteMDP(
         transitions=transitions,
         rewards=rewards,
-        terminal=np.isin(np.arange(size), list(goals)),
-        start=np.eye(size)[cells.index((2, 0))],
-        features=np.eye(size, dtype=np.float32),
+        terminal=np.isin(np.arange(num_states), list(goals)),
+        start=np.eye(num_states)[cells.index((2, 0))],
+        features=np.eye(num_states, dtype=np.float32),
         horizon=100,
         cells=cells,
     )
@@ -106,20 +107,20 @@ PROBLEMS = {"isqn/Chain-v0": chain, "isqn/Loop-v0": loop, "isqn/Grid-v0": grid}
 
 
 def bellman_iterates(mdp: FiniteMDP, q: np.ndarray, discount: float, k: int) -> np.ndarray:
-    """q and its k images under the optimal Bellman operator, stacked: (k + 1, S, A)."""
+    """Apply the optimal Bellman operator k times; return q and the k results, of shape (k + 1, S, A)."""
     expected_reward = np.einsum("ijk,ijk->ij", mdp.transitions, mdp.rewards)
-    alive = ~mdp.terminal
+    is_nonterminal = ~mdp.terminal
     iterates = [np.asarray(q, np.float64)]
     for _ in range(k):
-        value = alive * iterates[-1].max(axis=1)
-        iterates.append((expected_reward + discount * mdp.transitions @ value) * alive[:, None])
+        value = is_nonterminal * iterates[-1].max(axis=1)
+        iterates.append((expected_reward + discount * mdp.transitions @ value) * is_nonterminal[:, None])
     return np.stack(iterates)
 
 
 def optimal_values(mdp: FiniteMDP, discount: float, tolerance: float = 1e-12) -> np.ndarray:
-    """Q*, (S, A), by value iteration in float64; zero in terminal states.
+    """Return Q*, of shape (S, A), by value iteration in float64; zero in terminal states.
 
-    A discount of 1 is allowed where some policy surely ends the episode.
+    The discount may be 1 if some policy terminates with probability 1.
     """
     q: np.ndarray = np.zeros(mdp.transitions.shape[:2])
     while True:
@@ -129,7 +130,7 @@ def optimal_values(mdp: FiniteMDP, discount: float, tolerance: float = 1e-12) ->
 
 
 class ToyEnvironment(gym.Env):
-    """A finite problem, played."""
+    """Gymnasium environment of a finite Markov decision process."""
 
     metadata = {"render_modes": ["ansi", "rgb_array"], "render_fps": 8}  # noqa: RUF012 - gymnasium's convention
 
@@ -148,47 +149,49 @@ class ToyEnvironment(gym.Env):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
         super().reset(seed=seed)
-        self.state = self._draw(self.mdp.start)
+        self.state = self._sample(self.mdp.start)
         self.time = 0
         return self.mdp.features[self.state].copy(), {}
 
     def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        before = self.state
-        self.state = self._draw(self.mdp.transitions[before, action])
+        state = self.state
+        self.state = self._sample(self.mdp.transitions[state, action])
         self.time += 1
-        reward = float(self.mdp.rewards[before, action, self.state])
+        reward = float(self.mdp.rewards[state, action, self.state])
         terminated = bool(self.mdp.terminal[self.state])
         truncated = not terminated and self.time >= self.mdp.horizon
         return self.mdp.features[self.state].copy(), reward, terminated, truncated, {}
 
-    def _draw(self, probabilities: np.ndarray) -> int:
+    def _sample(self, probabilities: np.ndarray) -> int:
         return int(np.searchsorted(np.cumsum(probabilities), self.np_random.random(), side="right"))
 
     def render(self) -> Any:
         if self.render_mode == "ansi":
-            return "\n".join("".join(row) for row in self._characters())
+            return "\n".join("".join(row) for row in self._text_rows())
         if self.render_mode == "rgb_array":
             colours = {" ": (30, 30, 30), ".": (200, 200, 200), "*": (230, 190, 60), "@": (60, 120, 220)}
-            small = np.array([[colours[c] for c in row] for row in self._characters()], np.uint8)
-            return np.kron(small, np.ones((32, 32, 1), np.uint8))
+            pixels = np.array([[colours[c] for c in row] for row in self._text_rows()], np.uint8)
+            return np.kron(pixels, np.ones((32, 32, 1), np.uint8))
         return None
 
-    def _characters(self) -> list[list[str]]:
-        """The agent is @, the ends of the episode are *."""
-        rows, columns = np.max(self.mdp.cells, axis=0) + 1
-        picture = [[" "] * columns for _ in range(rows)]
+    def _text_rows(self) -> list[list[str]]:
+        """Return the map as rows of characters: the agent is @, terminal states are *."""
+        height, width = np.max(self.mdp.cells, axis=0) + 1
+        text = [[" "] * width for _ in range(height)]
         for s, (row, column) in enumerate(self.mdp.cells):
-            picture[row][column] = "@" if s == self.state else "*" if self.mdp.terminal[s] else "."
-        return picture
+            text[row][column] = "@" if s == self.state else "*" if self.mdp.terminal[s] else "."
+        return text
 
 
 class ToyState(NamedTuple):
-    place: Array
-    time: Array
+    """State of an episode in JAX."""
+
+    place: Array  # index of the state
+    time: Array  # steps since the reset
 
 
-def native(mdp: FiniteMDP) -> tuple[Any, Any, int]:
-    """The functions reset and step of the same problem in JAX, and the number of actions."""
+def make_jax_functions(mdp: FiniteMDP) -> tuple[Any, Any, int]:
+    """Return the JAX functions `reset` and `step` of a problem, and its number of actions."""
     with np.errstate(divide="ignore"):
         log_start, log_transitions = np.log(mdp.start), np.log(mdp.transitions)
     rewards, features = mdp.rewards.astype(np.float32), mdp.features

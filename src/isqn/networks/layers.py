@@ -1,4 +1,4 @@
-"""The layers that are not flax's own, and the style that every torso is given."""
+"""Layers that flax does not have, and the settings shared by all torsos."""
 
 from __future__ import annotations
 
@@ -17,28 +17,29 @@ from isqn.types import Array
 
 @dataclass(frozen=True)
 class Style:
-    """What every torso can vary."""
+    """Settings shared by all torsos."""
 
     layer_norm: bool = False
     batch_norm: bool = False
-    width_factor: float = 1.0  # scales the last hidden layer: the features that the heads share (paper, D.3)
-    hidden_sizes: tuple[int, ...] = (128, 128)  # of the MLP
-    dtype: jnp.dtype = jnp.float32  # of convolutions and matrix products; parameters stay float32
-    stream: bool = False  # Elsayed et al. 2024: LayerNorm has no parameters, and the ReLU leaks
-    layer_norm_axes: str = "channels"  # of a LayerNorm without parameters; or "all" of a sample
-    width: int = 512  # of SimbaV2
-    blocks: int = 2
+    width_factor: float = 1.0  # scales the last hidden layer, whose features the heads share (paper, D.3)
+    hidden_sizes: tuple[int, ...] = (128, 128)  # of the MLP torso
+    dtype: jnp.dtype = jnp.float32  # of convolutions and matrix products; parameters are float32
+    stream: bool = False  # streaming, Elsayed et al. 2024: LayerNorm without parameters, leaky ReLU
+    layer_norm_axes: str = "channels"  # axes of a LayerNorm without parameters: "channels", or "all" axes of a sample
+    width: int = 512  # hidden width of SimbaV2
+    blocks: int = 2  # residual blocks of SimbaV2
     sparsity: float = 0.0  # share of the incoming weights of a unit that start at zero
     batch_norm_epsilon: float = 1e-5
-    batch_norm_kind: str = "plain"  # or "renorm"
-    batch_norm_input: bool = False  # of vectors; that of images always is
+    batch_norm_kind: str = "plain"  # "plain" or "renorm"
+    batch_norm_input: bool = False  # whether vector observations are normalised; images always are
 
     def features(self, size: int) -> int:
+        """Return the width of the last hidden layer, scaled by `width_factor`."""
         return max(1, round(size * self.width_factor))
 
 
 class LayerNorm(nn.Module):
-    """Over the last axis, in float32 whatever comes in, with a learned scale and bias."""
+    """Layer normalisation over the last axis, always in float32, with a learned scale and bias."""
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
@@ -48,8 +49,10 @@ class LayerNorm(nn.Module):
 
 
 class BatchNorm(nn.Module):
-    """As the authors': on images one statistic for each position, shared by the channels. But the variance is taken in
-    two passes: as E[x^2] - E[x]^2 it loses the digits of small ones."""
+    """Batch normalisation as in the authors' code; on images one statistic per position, shared by the channels.
+
+    Unlike the authors' code, it computes the variance in two passes: E[x^2] - E[x]^2 is imprecise for small variances.
+    """
 
     style: Style
 
@@ -63,13 +66,16 @@ class BatchNorm(nn.Module):
 
 
 class BatchRenorm(nn.Module):
-    """Ioffe 2017, of vectors, with the constants of CrossQ (Bhatt et al. 2024): in training, too, it normalises by the
-    running averages, as far as these are near enough to those of the batch; at first by the batch alone."""
+    """Batch renormalisation of vectors (Ioffe 2017), with the constants of CrossQ (Bhatt et al. 2024).
+
+    In training, too, it normalises by the running averages, unless they differ too much from the statistics of the
+    batch. During warm-up it normalises by the batch statistics alone.
+    """
 
     epsilon: float
-    most_scale: float = 3.0
-    most_shift: float = 5.0
-    warm_up: int = 100_000  # calls
+    max_scale: float = 3.0
+    max_shift: float = 5.0
+    warm_up: int = 100_000  # calls in training mode
     momentum: float = 0.99
 
     @nn.compact
@@ -84,123 +90,136 @@ class BatchRenorm(nn.Module):
         deviation = jnp.sqrt(variance.value + self.epsilon)
         if not train:
             return (x - mean.value) / deviation * scale + bias
-        own_mean, own_variance = x.mean(axis=0), x.var(axis=0)
-        own = jnp.sqrt(own_variance + self.epsilon)
-        warm = calls.value >= self.warm_up
-        factor = jnp.where(warm, jnp.clip(own / deviation, 1 / self.most_scale, self.most_scale), 1.0)
-        shift = jnp.where(warm, jnp.clip((own_mean - mean.value) / deviation, -self.most_shift, self.most_shift), 0.0)
-        x = (x - own_mean) / own * jax.lax.stop_gradient(factor) + jax.lax.stop_gradient(shift)
-        mean.value = self.momentum * mean.value + (1 - self.momentum) * own_mean
-        variance.value = self.momentum * variance.value + (1 - self.momentum) * own_variance
+        batch_mean, batch_variance = x.mean(axis=0), x.var(axis=0)
+        batch_deviation = jnp.sqrt(batch_variance + self.epsilon)
+        is_warm = calls.value >= self.warm_up
+        factor = jnp.where(is_warm, jnp.clip(batch_deviation / deviation, 1 / self.max_scale, self.max_scale), 1.0)
+        shift = jnp.where(
+            is_warm, jnp.clip((batch_mean - mean.value) / deviation, -self.max_shift, self.max_shift), 0.0
+        )
+        x = (x - batch_mean) / batch_deviation * jax.lax.stop_gradient(factor) + jax.lax.stop_gradient(shift)
+        mean.value = self.momentum * mean.value + (1 - self.momentum) * batch_mean
+        variance.value = self.momentum * variance.value + (1 - self.momentum) * batch_variance
         calls.value = calls.value + 1
         return x * scale + bias
 
 
-def plain_layer_norm(x: Array, axes: str) -> Array:
-    """Without parameters, over the channels (the authors' slimStreamQ) or all of a sample (Elsayed et al. 2024);
-    each with its epsilon, that of flax and that of PyTorch."""
-    over, epsilon = ((-1,), 1e-6) if axes == "channels" else (tuple(range(1, x.ndim)), 1e-5)
+def parameter_free_layer_norm(x: Array, axes: str) -> Array:
+    """Apply layer normalisation without parameters.
+
+    `axes` is "channels", as in the authors' slimStreamQ with flax's epsilon, or "all" axes of a sample, as in
+    Elsayed et al. 2024 with PyTorch's epsilon.
+    """
+    norm_axes, epsilon = ((-1,), 1e-6) if axes == "channels" else (tuple(range(1, x.ndim)), 1e-5)
     x = x.astype(jnp.float32)
-    x = x - x.mean(over, keepdims=True)
-    return x * jax.lax.rsqrt(jnp.square(x).mean(over, keepdims=True) + epsilon)
+    x = x - x.mean(norm_axes, keepdims=True)
+    return x * jax.lax.rsqrt(jnp.square(x).mean(norm_axes, keepdims=True) + epsilon)
 
 
 def sparse_uniform(key: Array, shapes: Any, sparsity: float) -> Any:
-    """Elsayed et al. 2024: of the weights of each output unit exactly that share, rounded up, begins at zero, and the
-    others are uniform up to 1 / sqrt(fan in); biases are zero. One weight of a unit is always left, or a layer of few
-    inputs would begin blind.
+    """Initialise a parameter tree sparsely (Elsayed et al. 2024).
 
-    For a whole tree, from one draw: each draw of its own would take XLA seconds to compile, and 20 MB.
+    For each output unit, the fraction `sparsity` of the weights, rounded up, is zero. The other weights are uniform in
+    (-1, 1) / sqrt(fan in), and biases are zero. Each unit keeps at least one nonzero weight, because otherwise a layer
+    with few inputs could ignore all of them.
+
+    All leaves share a single draw, because XLA takes seconds and 20 MB to compile each draw.
     """
     leaves, structure = jax.tree.flatten(shapes)
     kernels = [leaf for leaf in leaves if leaf.ndim > 1]
-    ends = np.cumsum([2 * kernel.size for kernel in kernels])
-    draws = iter(jnp.split(jax.random.uniform(key, (ends[-1],), minval=-1), ends[:-1]))
+    splits = np.cumsum([2 * kernel.size for kernel in kernels])
+    draws = iter(jnp.split(jax.random.uniform(key, (splits[-1],), minval=-1), splits[:-1]))
 
-    def drawn(shape: tuple[int, ...]) -> Array:
+    def sample_kernel(shape: tuple[int, ...]) -> Array:
         fan_in = math.prod(shape[:-1])
-        weights, places = next(draws).reshape(2, fan_in, shape[-1])
-        order = jnp.argsort(places, axis=0)  # a permutation for each unit
-        zeros = min(math.ceil(sparsity * fan_in), fan_in - 1)
-        return jnp.where(order < zeros, 0, weights / math.sqrt(fan_in)).reshape(shape)
+        weights, ranks = next(draws).reshape(2, fan_in, shape[-1])
+        order = jnp.argsort(ranks, axis=0)  # a random permutation per unit
+        num_zeros = min(math.ceil(sparsity * fan_in), fan_in - 1)
+        return jnp.where(order < num_zeros, 0, weights / math.sqrt(fan_in)).reshape(shape)
 
-    return jax.tree.unflatten(structure, [drawn(x.shape) if x.ndim > 1 else jnp.zeros(x.shape) for x in leaves])
+    return jax.tree.unflatten(structure, [sample_kernel(x.shape) if x.ndim > 1 else jnp.zeros(x.shape) for x in leaves])
 
 
 @jax.custom_vjp
 def layer_norm(x: Array, scale: Array, bias: Array) -> Array:
-    """Ba et al. 2016 with flax's epsilon, its gradient written out.
+    """Apply layer normalisation (Ba et al. 2016) with flax's epsilon, with a custom gradient.
 
-    XLA's sums over a short last axis, and over all axes but the last, are slow on a CPU, and products of a
-    matrix and a vector are not: forward and backward take 0.4 to 0.8 of the time of flax's layer.
+    On a CPU, XLA is slow at sums over a short last axis and over all other axes, but fast at products of a matrix and
+    a vector. This forward and backward pass takes 0.4 to 0.8 of the time of flax's layer.
     """
-    return _layer_norm(x, scale, bias)[0]
+    return _layer_norm_forward(x, scale, bias)[0]
 
 
-def _layer_norm(x: Array, scale: Array, bias: Array) -> tuple[Array, tuple[Array, Array, Array]]:
+def _layer_norm_forward(x: Array, scale: Array, bias: Array) -> tuple[Array, tuple[Array, Array, Array]]:
     average = jnp.full(scale.shape, 1 / scale.size, x.dtype)
     mean = _dot(x, average)[..., None]
     variance = jnp.maximum(_dot(x * x, average)[..., None] - mean * mean, 0)
     inverse = jax.lax.rsqrt(variance + 1e-6)
-    unit = (x - mean) * inverse
-    return unit * scale + bias, (unit, inverse, scale)
+    normalised = (x - mean) * inverse
+    return normalised * scale + bias, (normalised, inverse, scale)
 
 
-def _layer_norm_gradient(saved: tuple[Array, Array, Array], g: Array) -> tuple[Array, Array, Array]:
-    unit, inverse, scale = saved
-    along, average = g * unit, scale / scale.size
-    dx = (g * scale - _dot(g, average)[..., None] - unit * _dot(along, average)[..., None]) * inverse
-    return dx, _sum_over_rows(along), _sum_over_rows(g)
+def _layer_norm_backward(saved: tuple[Array, Array, Array], g: Array) -> tuple[Array, Array, Array]:
+    normalised, inverse, scale = saved
+    scale_gradients, average = g * normalised, scale / scale.size
+    dx = (g * scale - _dot(g, average)[..., None] - normalised * _dot(scale_gradients, average)[..., None]) * inverse
+    return dx, _sum_over_rows(scale_gradients), _sum_over_rows(g)
 
 
-layer_norm.defvjp(_layer_norm, _layer_norm_gradient)
+layer_norm.defvjp(_layer_norm_forward, _layer_norm_backward)
 
 
 def _dot(x: Array, y: Array) -> Array:
-    return jnp.matmul(x, y, precision="highest")  # float32 on accelerators too
+    return jnp.matmul(x, y, precision="highest")  # accelerators would otherwise use less than float32
 
 
 def _sum_over_rows(x: Array) -> Array:
-    """Over every axis but the last, one axis at a time: one long sum would round ten times worse."""
+    """Sum over all axes but the last, one at a time: a single long sum has ten times the rounding error."""
     while x.ndim > 1:
         x = _dot(jnp.ones(len(x), x.dtype), x.reshape(len(x), -1)).reshape(x.shape[1:])
     return x
 
 
-def dot(x: Array, kernel: Array, dimensions: Any, **settings: Any) -> Array:
-    """For `nn.Dense`: x @ kernel. One row, as in acting, goes through a large kernel in 16 parts.
+def split_dot(x: Array, kernel: Array, dimensions: Any, **settings: Any) -> Array:
+    """Compute x @ kernel for `nn.Dense`; multiply a single row by a large kernel in 16 parts.
 
-    XLA reads the kernel of a single row on one core, and the parts on all: a third off the time to act on Atari.
+    XLA uses one core for the product of a single row, but all cores for its parts. This reduces the time to act on
+    Atari by a third.
     """
-    parts = 16
-    if len(x) > 1 or len(kernel) < 256 * parts or len(kernel) % parts:
+    num_parts = 16
+    if len(x) > 1 or len(kernel) < 256 * num_parts or len(kernel) % num_parts:
         return jax.lax.dot_general(x, kernel, dimensions, **settings)
-    sums = jnp.einsum("pi,pio->po", x.reshape(parts, -1), kernel.reshape(parts, -1, kernel.shape[1]), **settings)
+    sums = jnp.einsum(
+        "pi,pio->po", x.reshape(num_parts, -1), kernel.reshape(num_parts, -1, kernel.shape[1]), **settings
+    )
     return sums.sum(axis=0, keepdims=True)
 
 
 @jax.custom_vjp
-def product(x: Array, kernel: Array) -> Array:
-    """x @ kernel, with the kernel on the left in the gradient of x: XLA would copy it to turn it over on a CPU, which
-    for a batch of one takes longer than the product."""
+def matmul_one_row(x: Array, kernel: Array) -> Array:
+    """Compute x @ kernel with a custom gradient that is fast for a batch of one.
+
+    The gradient of x has the kernel on the left. Otherwise XLA copies the kernel on a CPU to transpose it, which takes
+    longer than the product itself.
+    """
     return x @ kernel
 
 
-def _product_gradient(saved: tuple[Array, Array], g: Array) -> tuple[Array, Array]:
+def _matmul_one_row_backward(saved: tuple[Array, Array], g: Array) -> tuple[Array, Array]:
     x, kernel = saved
     return (kernel @ g.T).T, x.T * g if len(x) == 1 else x.T @ g
 
 
-product.defvjp(lambda x, kernel: (product(x, kernel), (x, kernel)), _product_gradient)
+matmul_one_row.defvjp(lambda x, kernel: (matmul_one_row(x, kernel), (x, kernel)), _matmul_one_row_backward)
 
 
-def dot_of_one(x: Array, kernel: Array, dimensions: Any, **settings: Any) -> Array:
-    """For `nn.Dense`, where batches are single samples."""
-    return product(x, kernel)
+def dot_one_row(x: Array, kernel: Array, dimensions: Any, **settings: Any) -> Array:
+    """Compute x @ kernel for `nn.Dense`, for batches of one sample."""
+    return matmul_one_row(x, kernel)
 
 
 class Conv(nn.Module):
-    """A square two-dimensional convolution."""
+    """Two-dimensional convolution with a square kernel and SAME padding."""
 
     features: int
     kernel: int
@@ -215,10 +234,10 @@ class Conv(nn.Module):
 
 
 class PatchConv(nn.Module):
-    """A convolution without padding, as one product of a matrix of patches.
+    """Two-dimensional convolution without padding, computed as one product with a matrix of patches.
 
-    On small images this is twice as fast on a CPU; and where each seed has its own kernel it stays a batched
-    product, while a convolution becomes a grouped one, which is slower by far.
+    On small images this is twice as fast on a CPU. With one kernel per seed it becomes a batched product, whereas
+    `nn.Conv` becomes a grouped convolution, which is far slower.
     """
 
     features: int
@@ -236,7 +255,7 @@ class PatchConv(nn.Module):
         if step == 1:
             shifted = [x[:, i : i + rows, j : j + columns] for i in range(size) for j in range(size)]
             patches = jnp.concatenate(shifted, axis=-1)
-        else:  # the columns of all patches, then their rows: there is more to copy at once
+        else:  # slicing columns first and rows second copies larger blocks
             x = jnp.stack([x[:, :, step * j : step * j + size] for j in range(columns)], axis=2)
             patches = jnp.stack([x[:, i : i + step * rows : step] for i in range(size)], axis=3)
         patches = patches.reshape(-1, size * size * channels)

@@ -1,6 +1,6 @@
-"""SimbaV2 (Lee et al. 2025): features and the weights of every unit lie on spheres, and learned scales do the rest.
+"""SimbaV2 (Lee et al. 2025): features and the weights of each unit have length 1, with learned scales between layers.
 
-Every kernel here has columns of length 1, at the start and, by `unit_columns`, after each step of the optimizer.
+The columns of every kernel have length 1 at initialisation, and `unit_columns` restores it after each optimiser step.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ import jax.numpy as jnp
 from isqn.networks.layers import BatchNorm, Style
 from isqn.types import Array, Params
 
-SHIFT = 3.0  # a constant beside the observation, so that its length is not lost on the sphere
-LOG_STD = (-10.0, 2.0)  # what a policy may say
+SHIFT = 3.0  # constant appended to the observation, so that normalisation does not lose its length
+LOG_STD_RANGE = (-10.0, 2.0)  # of a policy's log standard deviation
 
 
 def unit(x: Array, axis: int = -1) -> Array:
-    """At length 1, in float32; a vector of zeros stays one, and has a gradient that is a number."""
+    """Scale vectors to length 1, in float32. A zero vector stays zero and has a finite gradient."""
     x = x.astype(jnp.float32)
     return x * jax.lax.rsqrt(jnp.maximum(jnp.sum(jnp.square(x), axis, keepdims=True), 1e-16))
 
 
 def unit_columns(params: Params) -> Params:
-    """The kernels of a network back on their spheres: each column, the weights into one unit, at length 1."""
+    """Scale each column of every kernel, the weights of one unit, to length 1."""
 
     def project(path: Any, leaf: Array) -> Array:
         return unit(leaf, axis=-2) if path[-1].key == "kernel" else leaf
@@ -35,16 +35,21 @@ def unit_columns(params: Params) -> Params:
 
 
 def orthogonal(key: Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Array:
+    """Initialise a kernel as an orthogonal matrix with columns of length 1."""
     return unit(nn.initializers.orthogonal()(key, shape, dtype), axis=0)
 
 
 def dense(features: int, dtype: Any = jnp.float32, use_bias: bool = False) -> nn.Dense:
+    """Make a dense layer with an orthogonal kernel."""
     return nn.Dense(features, use_bias=use_bias, dtype=dtype, kernel_init=orthogonal)
 
 
 class Scaler(nn.Module):
-    """A learned factor for each number. It begins at `initial`, and is kept as a parameter that begins at `scale`,
-    which sets how fast it learns against the others under Adam."""
+    """Learned scale of each feature.
+
+    The factor starts at `initial`. Its parameter starts at `scale`, which sets its learning speed under Adam relative
+    to the other parameters.
+    """
 
     initial: float
     scale: float
@@ -56,7 +61,7 @@ class Scaler(nn.Module):
 
 
 class Body(nn.Module):
-    """The embedding of an input and residual blocks that move along the sphere."""
+    """Input embedding and residual blocks, whose outputs have length 1."""
 
     style: Style
 
@@ -72,8 +77,8 @@ class Body(nn.Module):
         for _ in range(blocks):
             y = Scaler(root / 2, root / 2)(dense(4 * width, dtype)(x))
             y = nn.relu(y)
-            self.sow("intermediates", "units", y)  # for the probes
-            y = y + 1e-8  # a vector of zeros has no direction
+            self.sow("intermediates", "units", y)  # read by the probes
+            y = y + 1e-8  # a zero vector has no direction
             if self.style.batch_norm:
                 y = BatchNorm(self.style)(y, train)
             y = unit(dense(width, dtype)(y))
@@ -82,22 +87,22 @@ class Body(nn.Module):
 
 
 class Simba(nn.Module):
-    """The torso of a critic: all of it but the linear heads."""
+    """Torso of a critic: all layers below the linear heads."""
 
     style: Style
 
     @nn.compact
     def __call__(self, x: Array, train: bool) -> Array:
-        return _before_output(self.style, Body(self.style)(x, train))
+        return _output_features(self.style, Body(self.style)(x, train))
 
 
-def _before_output(style: Style, x: Array) -> Array:
-    """Called inside a compact method."""
+def _output_features(style: Style, x: Array) -> Array:
+    """Apply the last layer below the outputs, inside a compact method."""
     return Scaler(1, 1)(dense(style.width, style.dtype)(x))
 
 
 class SimbaPolicy(nn.Module):
-    """Mean and logarithm of the deviation of each number of an action, before tanh."""
+    """Policy network: mean and log standard deviation of each action dimension, before tanh."""
 
     style: Style
     num_actions: int
@@ -105,10 +110,11 @@ class SimbaPolicy(nn.Module):
     @nn.compact
     def __call__(self, x: Array, train: bool) -> tuple[Array, Array]:
         x = Body(self.style)(x, train)
-        mean, log_std = (dense(self.num_actions, use_bias=True)(_before_output(self.style, x)) for _ in range(2))
+        mean, log_std = (dense(self.num_actions, use_bias=True)(_output_features(self.style, x)) for _ in range(2))
         return mean, bounded(log_std)
 
 
 def bounded(log_std: Array) -> Array:
-    low, high = LOG_STD
+    """Squash log standard deviations into `LOG_STD_RANGE`."""
+    low, high = LOG_STD_RANGE
     return low + (high - low) * 0.5 * (1 + jnp.tanh(log_std))

@@ -1,4 +1,4 @@
-"""Torsos: everything below the linear heads. Shapes and initialisers are the authors' (iS-DQN, Dopamine)."""
+"""Torsos: all layers below the linear heads. Shapes and initialisers follow the authors' code (iS-DQN, Dopamine)."""
 
 from __future__ import annotations
 
@@ -8,29 +8,38 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from isqn.networks.layers import BatchNorm, Conv, LayerNorm, PatchConv, Style, dot, dot_of_one, plain_layer_norm
+from isqn.networks.layers import (
+    BatchNorm,
+    Conv,
+    LayerNorm,
+    PatchConv,
+    Style,
+    dot_one_row,
+    parameter_free_layer_norm,
+    split_dot,
+)
 from isqn.networks.simba import Simba, bounded
 from isqn.types import Array
 
 
 class Activation(nn.Module):
-    """LayerNorm before the ReLU, BatchNorm after it (paper, appendix E)."""
+    """ReLU with optional LayerNorm before it and BatchNorm after it (paper, appendix E)."""
 
     style: Style
-    layer_norm: bool = True  # whether this place is one of those that are normalised
-    batch_norm: bool = True
+    layer_norm: bool = True  # whether the style's LayerNorm applies here
+    batch_norm: bool = True  # whether the style's BatchNorm applies here
     flatten: bool = False
 
     @nn.compact
     def __call__(self, x: Array, train: bool) -> Array:
         if self.style.stream:
-            # The gradients of the layers around it are outer products: let XLA not compute their factors again for
-            # each number of them.
+            # The gradients of the adjacent layers are outer products. The barriers keep XLA from computing their
+            # factors again for each element of the product.
             x = jax.lax.optimization_barrier(x)
         if self.style.layer_norm and self.layer_norm:
-            x = plain_layer_norm(x, self.style.layer_norm_axes) if self.style.stream else LayerNorm()(x)
+            x = parameter_free_layer_norm(x, self.style.layer_norm_axes) if self.style.stream else LayerNorm()(x)
         x = jax.lax.optimization_barrier(nn.leaky_relu(x, 0.01)) if self.style.stream else nn.relu(x)
-        self.sow("intermediates", "units", x)  # for the probes; costs nothing otherwise
+        self.sow("intermediates", "units", x)  # read by the probes; free otherwise
         if self.flatten:
             x = x.reshape(x.shape[0], -1)
         if self.style.batch_norm and self.batch_norm:
@@ -39,7 +48,7 @@ class Activation(nn.Module):
 
 
 class Input(nn.Module):
-    """Bytes become fractions; everything else is taken as it is."""
+    """Scale bytes to [0, 1], convert all other observations to float32, and apply BatchNorm if enabled."""
 
     style: Style
 
@@ -52,7 +61,7 @@ class Input(nn.Module):
 
 
 class MLP(nn.Module):
-    """Dense layers; with none of them, the heads are linear in the observation (tabular, if it is one-hot)."""
+    """Dense layers. Without hidden layers, the heads are linear in the observation (tabular if it is one-hot)."""
 
     style: Style
 
@@ -63,13 +72,13 @@ class MLP(nn.Module):
         sizes = list(self.style.hidden_sizes)
         sizes[-1:] = map(self.style.features, sizes[-1:])
         for size in sizes:
-            x = nn.Dense(size, dtype=self.style.dtype)(x)  # flax's default kernel is lecun_normal, as the authors'
+            x = nn.Dense(size, dtype=self.style.dtype)(x)  # flax's default lecun_normal, as in the authors' code
             x = Activation(self.style)(x, train)
         return x
 
 
 class MLPPolicy(nn.Module):
-    """Mean and logarithm of the deviation of each number of an action, before tanh."""
+    """Policy network: mean and log standard deviation of each action dimension, before tanh."""
 
     style: Style
     num_actions: int
@@ -82,24 +91,24 @@ class MLPPolicy(nn.Module):
 
 
 class CNN(nn.Module):
-    """Convolutions, then one hidden layer."""
+    """Convolutions and one hidden layer."""
 
     style: Style
     conv: Callable[..., nn.Module]
     layers: tuple[tuple[int, int, int], ...]  # features, kernel, stride
-    hidden: int
+    hidden: int  # width of the hidden layer
 
     @nn.compact
     def __call__(self, x: Array, train: bool) -> Array:
         x = Input(self.style)(x, train)
-        for place, (features, kernel, stride) in enumerate(self.layers, start=1):
+        for index, (features, kernel, stride) in enumerate(self.layers, start=1):
             x = self.conv(features, kernel, stride, dtype=self.style.dtype)(x)
-            x = Activation(self.style, flatten=place == len(self.layers))(x, train)
-        return _hidden(self.style, self.hidden, x, train)
+            x = Activation(self.style, flatten=index == len(self.layers))(x, train)
+        return _hidden_layer(self.style, self.hidden, x, train)
 
 
 class Impala(nn.Module):
-    """Espeholt et al. 2018 with three stacks of 32, 64 and 64 channels, LayerNorm where the authors put it."""
+    """IMPALA torso (Espeholt et al. 2018): stacks of 32, 64 and 64 channels, LayerNorm as in the authors' code."""
 
     style: Style
 
@@ -116,19 +125,19 @@ class Impala(nn.Module):
                 block = Conv(features, 3, dtype=self.style.dtype, kernel_init=nn.initializers.lecun_normal())(block)
                 x = x + block
         x = Activation(self.style, flatten=True)(x, train)
-        return _hidden(self.style, 512, x, train)
+        return _hidden_layer(self.style, 512, x, train)
 
 
-def _hidden(style: Style, size: int, x: Array, train: bool) -> Array:
-    """The last hidden layer of a convolutional torso. Called inside a compact method."""
-    kernel_init, product = nn.initializers.xavier_uniform(), dot_of_one if style.stream else dot
-    x = nn.Dense(style.features(size), dtype=style.dtype, kernel_init=kernel_init, dot_general=product)(x)
+def _hidden_layer(style: Style, size: int, x: Array, train: bool) -> Array:
+    """Apply the last hidden layer of a convolutional torso, inside a compact method."""
+    kernel_init, dot_general = nn.initializers.xavier_uniform(), dot_one_row if style.stream else split_dot
+    x = nn.Dense(style.features(size), dtype=style.dtype, kernel_init=kernel_init, dot_general=dot_general)(x)
     return Activation(style)(x, train)
 
 
 TORSOS: dict[str, Callable[[Style], nn.Module]] = {
     "mlp": MLP,
-    # Young & Tian 2019: one small convolution, then 128 units
+    # Young and Tian 2019: one small convolution and 128 units
     "minatar": lambda style: CNN(style, PatchConv, ((16, 3, 1),), 128),
     # Mnih et al. 2015 with SAME padding
     "nature": lambda style: CNN(style, Conv, ((32, 8, 4), (64, 4, 2), (64, 3, 1)), 512),
@@ -137,5 +146,5 @@ TORSOS: dict[str, Callable[[Style], nn.Module]] = {
     "stream": lambda style: CNN(style, PatchConv, ((32, 8, 5), (64, 4, 3), (64, 3, 2)), 256),
     "simba": Simba,
 }
-# Those for images, and the shortest side that leaves them a pixel: without padding, a convolution needs its kernel.
+# Torsos for images, and the minimum side length in pixels that leaves every convolution at least one output.
 SHORTEST_SIDE = {"minatar": 3, "nature": 1, "impala": 1, "stream": 53}
