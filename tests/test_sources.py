@@ -162,7 +162,7 @@ def test_checkpoints_are_read_in_their_order(tmp_path):
         ("action", None, "$store$_action_ckpt.0.gz is missing"),
         ("action", lambda a: a[:-1], "has 15 rows and $store$_observation_ckpt.0.gz 16"),
         ("action", lambda a: a + 6, "has actions from 6 to 11; Small has 6"),
-        ("reward", lambda a: a[:, None], "float32 of shape (16, 1); a column of numbers belongs there"),
+        ("reward", lambda a: a[:, None], "float32 of shape (16, 1); it must be one column of numbers"),
         ("observation", lambda a: a[:, :1], "uint8 of shape (16, 1, 2); frames of Small are uint8 (2, 2)"),
         ("observation", lambda a: a.astype(np.float32), "holds float32 of shape (16, 2, 2)"),
     ],
@@ -200,7 +200,7 @@ def test_a_cut_file_is_named_with_the_place(tmp_path):
     log(tmp_path, 0, SMALL, [(2_000, True)])
     path = tmp_path / "$store$_observation_ckpt.0.gz"
     path.write_bytes(path.read_bytes()[:-40])
-    with pytest.raises(UserError, match=r"observation_ckpt\.0\.gz is damaged at byte [\d,]+ of what it unpacks to"):
+    with pytest.raises(UserError, match=r"observation_ckpt\.0\.gz is damaged at byte [\d,]+ of its decompressed data"):
         read(tmp_path)
 
 
@@ -330,7 +330,7 @@ def test_a_flipped_bit_is_found_by_a_checksum(place, tmp_path):
     first, second = episode(1, 3, 0.0), bytearray(episode(4, 3, 0.0))
     second[place] ^= 1
     (tmp_path / "run_1-00000-of-00050").write_bytes(gzip.compress(first + bytes(second)))
-    with pytest.raises(UserError, match=f"in the record at byte {len(first):,} of what it unpacks to: .* checksum"):
+    with pytest.raises(UserError, match=f"in the record at byte {len(first):,} of its decompressed data: .* checksum"):
         [*read_examples(tmp_path / "run_1-00000-of-00050")]
 
 
