@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isqn.data import dataset as module
-from isqn.data.convert import chosen, convert, first_steps, require_part
+from isqn.data.convert import convert, first_transitions, require_part, select_subset
 from isqn.data.dataset import INDEX, About, Dataset, Piece, Writer, damaged_files, read_index
 from isqn.data.frames import Layout, RawFrames, StoredFrames
 from isqn.data.inspect import examine
@@ -185,7 +185,7 @@ def change_a_reward(path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "sentence"),
     [
-        (lambda path: path.unlink(), "is missing; copy the dataset again"),
+        (lambda path: path.unlink(), "is missing; copy or make the dataset again"),
         (lambda path: path.write_bytes(path.read_bytes()[:-1]), "bytes and was written with"),
         (lambda path: change_a_reward(path), "the checksum of its columns differs"),
         (lambda path: path.write_bytes(b"\xff" * path.stat().st_size), "cannot be read"),
@@ -221,10 +221,10 @@ def test_a_folder_without_an_index(tmp_path):
     with pytest.raises(UserError, match=r"nowhere is not a dataset: there is no such folder; `isqn data collect`"):
         Dataset.open(tmp_path / "nowhere")
     (tmp_path / "config.toml").touch()
-    with pytest.raises(UserError, match=r"it is a run, of which `isqn data collect \S+ -o DIR` makes one\."):
+    with pytest.raises(UserError, match=r"it is a run; `isqn data collect \S+ -o DIR` makes a dataset"):
         Dataset.open(tmp_path)
     written(tmp_path / "dataset", make_spec(), [(3, "terminated")])
-    with pytest.raises(UserError, match=rf"it is a run, whose dataset is {tmp_path / 'dataset'}\."):
+    with pytest.raises(UserError, match=rf"it is a run; its dataset is {tmp_path / 'dataset'}\."):
         Dataset.open(tmp_path)
 
 
@@ -242,8 +242,8 @@ def test_a_dataset_has_a_folder_of_its_own(folder, tmp_path):
 def test_the_first_steps_of_a_piece():
     ends = np.array([CONTEXT, INSIDE, INSIDE, INSIDE, TERMINATED], np.uint8)
     piece = Piece(np.arange(5), np.arange(10, 15), np.arange(20.0, 25.0), ends)
-    assert first_steps(piece, 3) is piece
-    cut = first_steps(piece, 2)
+    assert first_transitions(piece, 3) is piece
+    cut = first_transitions(piece, 2)
     assert cut.frames.tolist() == [0, 1, 2, 3]
     assert cut.ends.tolist() == [CONTEXT, INSIDE, INSIDE, TRUNCATED]
     assert cut.actions.tolist() == [10, 11, 12, 0]
@@ -291,7 +291,7 @@ def test_parts_may_begin_and_end_inside_an_episode(stack, tmp_path):
 def test_random_episodes_are_whole_and_depend_on_the_seed():
     pieces = [Piece(*[np.full(2, i)] * 3, np.array([INSIDE, TERMINATED], np.uint8)) for i in range(2_000)]
     part = Part("all", 0, 2_000, lambda: iter(pieces))
-    taken = [[int(p.frames[0]) for p in chosen(part, "random-episodes", 0.1, seed)] for seed in (0, 0, 1)]
+    taken = [[int(p.frames[0]) for p in select_subset(part, "random-episodes", 0.1, seed)] for seed in (0, 0, 1)]
     assert taken[0] == taken[1] != taken[2]
     assert 150 < len(taken[0]) < 250
 
@@ -342,7 +342,7 @@ def test_a_conversion_does_not_go_on_with_another_one(tmp_path):
         convert(own(tmp_path / "all", 1), spec, tmp_path / "whole")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "letter.txt").write_text("dear")
-    with pytest.raises(UserError, match="is not empty and no dataset"):
+    with pytest.raises(UserError, match="is not empty and not a dataset"):
         convert(own(tmp_path / "all", 1), spec, tmp_path / "other")
 
 
@@ -364,7 +364,7 @@ def test_parts_of_which_nothing_is_taken(tmp_path):
     source = own(tmp_path / "all", 6)
     convert(source, spec, tmp_path / "some", subset="random-episodes", fraction=0.4, seed=3)
     assert 0 < len([*Dataset.open(tmp_path / "some").pieces()]) < 6
-    with pytest.raises(UserError, match=r"no transition in what was asked for; take a larger fraction than 0\.01\."):
+    with pytest.raises(UserError, match=r"The subset contains no transition; take a larger fraction than 0\.01\."):
         convert(source, spec, tmp_path / "none", subset="first", fraction=0.01)
 
 
@@ -404,7 +404,7 @@ def test_what_is_found(tmp_path):
     assert found["lengths"]["median"] == 3.0
     assert found["actions"] == [0.5, 0.5, 0.0]
     assert found["notes"] == [
-        "all rewards are -1, 0 or 1: they may have been clipped, and then returns are not those of the game",
+        "all rewards are -1, 0 or 1: if they were clipped, returns are not the scores of the game",
         "actions never taken: 2",
         "100% of frames are the same as the one before",
     ]

@@ -119,7 +119,7 @@ def test_a_ring_that_is_not_full_ends_where_it_was_last_written(tmp_path):
     assert greys(pieces) == [[1, 2, 3, 3], [4, 5]]
     assert pieces[-1].ends.tolist() == [INSIDE, TRUNCATED]
     pack(tmp_path / "add_count_ckpt.0.gz", np.array(-1))
-    with pytest.raises(UserError, match=r"add_count_ckpt\.0\.gz is damaged: it holds -1, and not a number"):
+    with pytest.raises(UserError, match=r"add_count_ckpt\.0\.gz is damaged: it holds -1, not a number"):
         read(tmp_path)
 
 
@@ -128,7 +128,7 @@ def test_long_episodes_are_cut_without_a_loss(tmp_path, monkeypatch):
     log(tmp_path / "log", 0, SMALL, [(23, True), (9, True), (31, False)])
     found = []
     for rows, chunk in ((1_000, 1_000), (7, 1_000), (11, 5), (5, 1)):
-        monkeypatch.setattr(sources, "MOST_ROWS", rows)
+        monkeypatch.setattr(sources, "MAX_PIECE_ROWS", rows)
         monkeypatch.setattr(sources, "CHUNK_ROWS", chunk)
         convert(sources.dopamine(tmp_path / "log", SMALL), SMALL, tmp_path / f"{rows}")
         dataset = Dataset.open(tmp_path / f"{rows}")
@@ -183,7 +183,7 @@ def test_wrong_columns_are_one_sentence(name, change, sentence, tmp_path):
     ("name", "column", "sentence"),
     [
         ("action", np.full(6, 2.7, np.float32), "action_ckpt.0.gz holds float32; actions are whole numbers."),
-        ("terminal", np.full(6, 7, np.uint8), "terminal_ckpt.0.gz has 7 to 7; 0 or 1 belong there."),
+        ("terminal", np.full(6, 7, np.uint8), "terminal_ckpt.0.gz has 7 to 7; it must be 0 or 1."),
         ("reward", np.full(6, np.nan, np.float32), "dqn-replay, checkpoint 0: some rewards are not finite numbers."),
     ],
 )
@@ -312,8 +312,8 @@ def test_single_transitions(tmp_path):
         ({"actions": None}, "example 0 is not rl-unplugged, ordered episodes: 'actions' is missing."),
         ({"actions": [1, 2]}, "its columns have lengths [2, 3]"),
         ({"actions": [1, 2, 6]}, "its actions go from 1 to 6; Small has 6"),
-        ({"observations": [b"no picture"] * 3}, "a frame is no PNG"),
-        ({"observations": [png(np.zeros((3, 2), np.uint8))] * 3}, "a frame is uint8 (3, 2), and not uint8 (2, 2)"),
+        ({"observations": [b"no picture"] * 3}, "a frame is not a PNG image"),
+        ({"observations": [png(np.zeros((3, 2), np.uint8))] * 3}, "a frame is uint8 (3, 2), not uint8 (2, 2)"),
     ],
 )
 def test_examples_that_are_something_else(changes, sentence, tmp_path):
@@ -437,7 +437,7 @@ def test_there_and_back_by_minari(tmp_path):
 
 def test_damaged_metadata_of_minari(tmp_path):
     (tmp_path / "metadata.json").write_text("{}")
-    with pytest.raises(UserError, match="cannot be read as a dataset of Minari"):
+    with pytest.raises(UserError, match="cannot be read as a Minari dataset"):
         find_source(tmp_path, None, 1, 1)
 
 

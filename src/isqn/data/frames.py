@@ -48,7 +48,7 @@ class Layout:
     reach_rows: int  # rows that are needed: the capacity, and the older frames in the stack of the oldest start
     segment_rows: int
     num_segments: int
-    word: np.dtype[Any]  # largest unsigned integer that divides a frame; frames of any dtype are copied as words
+    word: np.dtype[Any]  # unsigned integer that divides a frame; frames of any dtype are copied as words
 
     @staticmethod
     def of(spec: EnvSpec, capacity: int, segment_rows: int | None = None) -> Layout:
