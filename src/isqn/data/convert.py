@@ -61,7 +61,9 @@ def convert(
             continue
         for piece in prefetch(select_subset(part, subset, fraction, seed)):
             if should_stop():
-                raise Interrupted(f"stopped after {len(done)} of {len(source.parts)} parts; the same command goes on")
+                raise Interrupted(
+                    f"stopped after {len(done)} of {len(source.parts)} parts; run the same command to resume"
+                )
             if not np.isfinite(piece.rewards).all():
                 raise UserError(f"{source.kind}, {part.name}: some rewards are not finite numbers.")
             writer.extend(piece)

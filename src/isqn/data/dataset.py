@@ -140,8 +140,8 @@ class Writer:
         files = list(self._files)
         if self.total > len(files) * self._shard_rows:
             files.append(self._write_shard(len(files)))
-        described = {"rows": self.total, "shard_rows": self._shard_rows, "files": files}
-        index = {"format": FORMAT, "spec": self.described_spec, **asdict(self.about), **described, **more}
+        description = {"rows": self.total, "shard_rows": self._shard_rows, "files": files}
+        index = {"format": FORMAT, "spec": self.spec_fields, **asdict(self.about), **description, **more}
         text = json.dumps({**index, "index_sha256": _digest(index)}, indent=1)
         self.folder.mkdir(parents=True, exist_ok=True)
         replace_text(self.folder / INDEX, text + "\n")
@@ -150,7 +150,7 @@ class Writer:
             named = {file["name"] for file in files}
             for path in [path for path in self.folder.glob("rows-*") if path.name not in named]:
                 path.unlink()
-        return described
+        return description
 
     def go_on(self, **same: Any) -> Description:
         """Resume an interrupted dataset in the folder; return its index, or {} if there is none yet.
@@ -164,9 +164,9 @@ class Writer:
                 raise UserError(f"{self.folder} is not empty and not a dataset; give --out another folder.")
             return {}
         index = read_index(self.folder)
-        mine = {**asdict(self.about), "spec": self.described_spec, **same}
-        if any(index.get(name) != value for name, value in mine.items()):
-            other = ", ".join(name for name, value in mine.items() if index.get(name) != value)
+        expected = {**asdict(self.about), "spec": self.spec_fields, **same}
+        if any(index.get(name) != value for name, value in expected.items()):
+            other = ", ".join(name for name, value in expected.items() if index.get(name) != value)
             raise UserError(
                 f"{self.folder} holds another dataset, which differs in {other}; give --out another folder, or delete "
                 "it."
@@ -178,16 +178,16 @@ class Writer:
         return index
 
     @property
-    def described_spec(self) -> Description:
+    def spec_fields(self) -> Description:
         """The environment specification, JSON-serialisable."""
         return {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(self.spec).items()}
 
-    def restore(self, described: Description) -> None:
+    def restore(self, description: Description) -> None:
         """Load the state that `save` described; raises `DamagedFile` if a file differs from what was written."""
-        self.total = described["rows"]
+        self.total = description["rows"]
         if not self.total:
             return
-        *self._files, last = described["files"]  # the last shard may be full, but lack its last action
+        *self._files, last = description["files"]  # the last shard may be full, but lack its last action
         arrays = safetensors.numpy.load(read_file(self.folder, last))
         for name, column in (("actions", self._actions), ("rewards", self._rewards), ("ends", self._ends)):
             column[: len(arrays[name])] = arrays[name]
@@ -366,8 +366,8 @@ def _open_shard(path: Path, file: Description) -> dict[str, Array]:
     """Map a shard into memory, and verify its size and the checksum of its columns."""
     size = path.stat().st_size if path.is_file() else None
     if size != file["bytes"]:
-        found = "is missing" if size is None else f"has {size:,} bytes and was written with {file['bytes']:,}"
-        raise UserError(f"{path} {found}; copy or make the dataset again.")
+        problem = "is missing" if size is None else f"has {size:,} bytes and was written with {file['bytes']:,}"
+        raise UserError(f"{path} {problem}; copy or make the dataset again.")
     try:
         arrays = map_arrays(path)
         if _columns_crc(arrays) != file["columns_crc32"]:

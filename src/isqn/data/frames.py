@@ -133,9 +133,9 @@ class CompressedFrames:
         return sum(map(sys.getsizeof, self._buffers.values())) + self._ends.nbytes + self._open.nbytes
 
     def append(self, row: int, frame: Array) -> None:
-        place = row % BLOCK_ROWS
-        self._open[place] = frame
-        if place == BLOCK_ROWS - 1:
+        index = row % BLOCK_ROWS
+        self._open[index] = frame
+        if index == BLOCK_ROWS - 1:
             self._close_block(self._open)
 
     def extend(self, row: int, frames: Array) -> None:

@@ -57,8 +57,8 @@ def memory_needed(spec: EnvSpec, capacity: int, compress: bool) -> Memory:
         return Memory(columns, raw, raw, compressed=False)
     index = layout.ring_rows // BLOCK_ROWS * np.dtype(np.uint32).itemsize
     open_block = BLOCK_ROWS * layout.frame_bytes
-    most = raw + raw // 256 + 64 * layout.ring_rows // BLOCK_ROWS  # zstd's bound for incompressible data
-    return Memory(columns + index + open_block, round(raw * COMPRESSED_SHARE), most, compressed=True)
+    upper_bound = raw + raw // 256 + 64 * layout.ring_rows // BLOCK_ROWS  # zstd's bound for incompressible data
+    return Memory(columns + index + open_block, round(raw * COMPRESSED_SHARE), upper_bound, compressed=True)
 
 
 class Replay:

@@ -157,7 +157,7 @@ def _make_piece(frames: Array, actions: Array, rewards: Array, *, terminal: bool
     """Yield a piece (or none) from rows without a final next observation.
 
     After a terminal step the next observation does not matter, so the last frame is repeated. Otherwise the last step
-    is left out, because it would be learned from.
+    is left out, because a target would bootstrap from the missing observation.
     """
     ends = np.full(len(frames), INSIDE, np.uint8)
     ends[:context] = CONTEXT
