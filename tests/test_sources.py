@@ -44,7 +44,7 @@ def write_npy(path: Path, array: Any) -> None:
 def write_log(
     folder: Path, number: int, spec: EnvSpec, episodes: list[tuple[int, bool]], cursor: int = 0, pad=True
 ) -> None:
-    """Write episodes, given as (length, whether it terminates), as Dopamine does; greys count from 1 over all episodes."""
+    """Write episodes, given as (length, is terminal), in Dopamine's format; their frames have the greys 1, 2, 3, ..."""
     folder.mkdir(parents=True, exist_ok=True)
     images, actions, rewards, terminals, grey = [], [], [], [], 1
     side = spec.frame_shape[0]

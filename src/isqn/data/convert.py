@@ -160,9 +160,8 @@ def to_minari(folder: Path, out: Path) -> bool:
             )
 
     storage.update_episodes(episodes())
-    name = (
-        f"{spec.id.partition('-v')[0].replace('/', '-').lower()}/{folder.resolve().name}-v0"  # Minari's naming scheme
-    )
+    # Minari's naming scheme
+    name = f"{spec.id.partition('-v')[0].replace('/', '-').lower()}/{folder.resolve().name}-v0"
     extra = {"isqn_env_id": spec.id, "isqn_digest": dataset.digest}
     storage.update_metadata({"dataset_id": name, "algorithm_name": dataset.index["policy"], **extra})
     temporary.replace(out)
