@@ -1,4 +1,4 @@
-"""Datasets: what a replay would give, from files that are whole or refused."""
+"""Datasets: they return the same transitions as a replay buffer, and damaged files are refused."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isqn.data import dataset as module
-from isqn.data.convert import chosen, convert, first_steps, require_part
+from isqn.data.convert import convert, first_transitions, require_part, select_subset
 from isqn.data.dataset import INDEX, About, Dataset, Piece, Writer, damaged_files, read_index
 from isqn.data.frames import Layout, RawFrames, StoredFrames
 from isqn.data.inspect import examine
@@ -21,7 +21,7 @@ from isqn.data.sample import CONTEXT, INSIDE, TERMINATED, TRUNCATED
 from isqn.data.sources import Part, own
 from isqn.types import UserError
 from test_replay import DISCOUNT, FRAMES, make_spec
-from test_replay import play as rows_played
+from test_replay import play as play_rows
 
 EPISODES = st.lists(
     st.tuples(st.integers(1, 30), st.sampled_from(["terminated", "truncated"])), min_size=1, max_size=12
@@ -34,11 +34,11 @@ def small_shards(monkeypatch):
 
 
 def play(*args) -> None:
-    for _ in rows_played(*args):
+    for _ in play_rows(*args):
         pass
 
 
-def written(folder: Path, spec, episodes, seed=0, **about) -> Writer:
+def write_dataset(folder: Path, spec, episodes, seed=0, **about) -> Writer:
     writer = Writer(folder, spec, About("somebody", **about))
     play(spec, episodes, seed, writer)
     writer.save()
@@ -54,7 +54,7 @@ def written(folder: Path, spec, episodes, seed=0, **about) -> Writer:
     episodes=EPISODES,
     seed=st.integers(0, 99),
 )
-def test_a_dataset_gives_what_a_replay_would(frame, stack, n, clip, episodes, seed):
+def test_dataset_returns_the_same_transitions_as_a_replay(frame, stack, n, clip, episodes, seed):
     spec = make_spec(*frame, stack=stack)
     replay = Replay(spec, 1_000, compress=False, num_steps_return=n, discount=DISCOUNT, reward_clip=clip)
     with tempfile.TemporaryDirectory() as folder:
@@ -72,13 +72,13 @@ def test_a_dataset_gives_what_a_replay_would(frame, stack, n, clip, episodes, se
 
 @pytest.mark.parametrize("frame", [((4, 4, 1), "uint8"), ((3,), "float32")])
 @pytest.mark.parametrize("rows", [0, 1, 31, 32, 33, 50, 64])
-def test_a_writer_goes_on_where_it_was_saved(frame, rows, tmp_path):
-    """To the same files, wherever that was: in a block, at the end of a shard, between a frame and its action."""
+def test_a_restored_writer_writes_the_same_files(frame, rows, tmp_path):
+    """Restore at different rows: inside a block, at the end of a shard, between a frame and its action."""
     spec, steps = make_spec(*frame), [(20, "terminated")] * 5
-    whole = written(tmp_path / "whole", spec, steps).save()
+    whole = write_dataset(tmp_path / "whole", spec, steps).save()
 
     class Stopped(Writer):
-        """Saved after so many rows, then made anew."""
+        """Writer that is saved after `rows` rows, then replaced by a restored one."""
 
         def _append(self, *row):
             super()._append(*row)
@@ -97,7 +97,7 @@ def test_a_writer_goes_on_where_it_was_saved(frame, rows, tmp_path):
 @pytest.mark.parametrize("frame", FRAMES)
 def test_batches_are_the_same_from_memory_and_from_disk(frame, tmp_path, monkeypatch):
     spec = make_spec(*frame, stack=3)
-    written(tmp_path, spec, [(40, "terminated"), (9, "truncated"), (30, "terminated")])
+    write_dataset(tmp_path, spec, [(40, "terminated"), (9, "truncated"), (30, "terminated")])
     size = 82 * Layout.of(spec, 1).frame_bytes  # an episode of L steps has L + 1 rows
     assert module.unpacked_bytes(spec, 82) == size
     drawn = []
@@ -111,7 +111,7 @@ def test_batches_are_the_same_from_memory_and_from_disk(frame, tmp_path, monkeyp
             np.testing.assert_array_equal(mine, theirs)
 
 
-def test_an_episode_that_goes_on_ends_with_the_file(tmp_path):
+def test_an_unfinished_last_episode_counts_as_truncated(tmp_path):
     spec = make_spec()
     writer = Writer(tmp_path, spec, About("somebody"))
     rng = np.random.default_rng(0)
@@ -125,8 +125,8 @@ def test_an_episode_that_goes_on_ends_with_the_file(tmp_path):
     assert dataset.rows.gather(np.array([2])).discount == np.float32(0.99)
 
 
-def test_nobody_starts_from_context_but_stacks_show_it(tmp_path):
-    """A transition of which both stacks are known: five frames, of which one is started from."""
+def test_context_rows_appear_in_stacks_but_start_no_transition(tmp_path):
+    """A transition with both of its frame stacks has five frames, and only one of them starts a step."""
     spec = make_spec((2, 2, 1), stack=4)
     frames = np.arange(1, 11, dtype=np.uint8)[:, None, None, None] * np.ones((1, 2, 2, 1), np.uint8)
     ends = np.array([CONTEXT] * 3 + [INSIDE, TERMINATED], np.uint8)
@@ -143,12 +143,12 @@ def test_nobody_starts_from_context_but_stacks_show_it(tmp_path):
 
 
 def test_large_frames_make_small_shards(monkeypatch, tmp_path):
-    """Of whole blocks, at least one, and the index says of how many rows."""
+    """Shards hold whole blocks, at least one, and the index records their number of rows."""
     monkeypatch.setattr(module, "SHARD_BYTES", 300)
     spec = make_spec((4, 4, 1))
-    assert module.shard_rows(spec) == 16  # 18 of 16 bytes would fit
+    assert module.shard_rows(spec) == 16  # 18 frames of 16 bytes would fit
     assert module.shard_rows(make_spec((40, 40, 1))) == 8
-    written(tmp_path, spec, [(20, "terminated")])
+    write_dataset(tmp_path, spec, [(20, "terminated")])
     assert [file["rows"] for file in read_index(tmp_path)["files"]] == [16, 5]
     monkeypatch.undo()
     assert Dataset.open(tmp_path).frames(0, 21).shape == (21, 4, 4, 1)
@@ -159,23 +159,23 @@ def test_large_frames_make_small_shards(monkeypatch, tmp_path):
 
 @pytest.fixture
 def folder(tmp_path) -> Path:
-    written(tmp_path / "data", make_spec(), [(40, "terminated")] * 3)
+    write_dataset(tmp_path / "data", make_spec(), [(40, "terminated")] * 3)
     return tmp_path / "data"
 
 
-def test_a_damaged_block_is_named_when_it_is_drawn(folder):
+def test_reading_a_damaged_block_names_it(folder):
     shard = sorted(folder.glob("rows-*"))[1]
     content = bytearray(shard.read_bytes())
-    place = content.index(b"\x28\xb5\x2f\xfd") + 12  # in the first block of zstd
+    place = content.index(b"\x28\xb5\x2f\xfd") + 12  # inside the first zstd block
     content[place] ^= 255
     shard.write_bytes(content)
-    dataset = Dataset.open(folder)  # its columns are good
+    dataset = Dataset.open(folder)  # its columns are intact
     with pytest.raises(UserError, match=rf"{shard.name} is damaged: block 0, at byte 0 of its frames"):
         dataset.frames(32, 40)
     assert [*damaged_files(folder)] == [f"{shard} is not what was written: its checksum differs."]
 
 
-def change_a_reward(path: Path) -> None:
+def damage_a_reward(path: Path) -> None:
     content = bytearray(path.read_bytes())
     length = int.from_bytes(content[:8], "little")
     content[8 + length + json.loads(content[8 : 8 + length])["rewards"]["data_offsets"][0]] ^= 1
@@ -185,9 +185,9 @@ def change_a_reward(path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "sentence"),
     [
-        (lambda path: path.unlink(), "is missing; copy the dataset again"),
+        (lambda path: path.unlink(), "is missing; copy or make the dataset again"),
         (lambda path: path.write_bytes(path.read_bytes()[:-1]), "bytes and was written with"),
-        (lambda path: change_a_reward(path), "the checksum of its columns differs"),
+        (lambda path: damage_a_reward(path), "the checksum of its columns differs"),
         (lambda path: path.write_bytes(b"\xff" * path.stat().st_size), "cannot be read"),
     ],
 )
@@ -197,8 +197,8 @@ def test_damaged_files_are_refused(damage, sentence, folder):
         Dataset.open(folder)
 
 
-def test_frames_that_are_not_compressed_are_checked_when_a_dataset_is_opened(tmp_path):
-    written(tmp_path, make_spec((3,), "float32"), [(20, "terminated")])
+def test_uncompressed_frames_are_verified_on_opening(tmp_path):
+    write_dataset(tmp_path, make_spec((3,), "float32"), [(20, "terminated")])
     (shard,) = tmp_path.glob("rows-*")
     content = bytearray(shard.read_bytes())
     length = int.from_bytes(content[:8], "little")
@@ -209,26 +209,26 @@ def test_frames_that_are_not_compressed_are_checked_when_a_dataset_is_opened(tmp
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[]", "null", '{"format": 1, "index_sha256": "0"}'])
-def test_a_damaged_index_is_one_sentence(content, folder):
+def test_a_damaged_index_is_refused(content, folder):
     (folder / INDEX).write_text(content)
     with pytest.raises(UserError, match=r"index\.json is damaged"):
         Dataset.open(folder)
 
 
-def test_a_folder_without_an_index(tmp_path):
+def test_errors_for_a_folder_without_an_index(tmp_path):
     with pytest.raises(UserError, match=r"is not a dataset: there is no index\.json in it; `isqn data collect`"):
         Dataset.open(tmp_path)
     with pytest.raises(UserError, match=r"nowhere is not a dataset: there is no such folder; `isqn data collect`"):
         Dataset.open(tmp_path / "nowhere")
     (tmp_path / "config.toml").touch()
-    with pytest.raises(UserError, match=r"it is a run, of which `isqn data collect \S+ -o DIR` makes one\."):
+    with pytest.raises(UserError, match=r"it is a run; `isqn data collect \S+ -o DIR` makes a dataset"):
         Dataset.open(tmp_path)
-    written(tmp_path / "dataset", make_spec(), [(3, "terminated")])
-    with pytest.raises(UserError, match=rf"it is a run, whose dataset is {tmp_path / 'dataset'}\."):
+    write_dataset(tmp_path / "dataset", make_spec(), [(3, "terminated")])
+    with pytest.raises(UserError, match=rf"it is a run; its dataset is {tmp_path / 'dataset'}\."):
         Dataset.open(tmp_path)
 
 
-def test_a_dataset_has_a_folder_of_its_own(folder, tmp_path):
+def test_output_must_be_a_folder_outside_other_datasets(folder, tmp_path):
     (tmp_path / "letter.txt").write_text("dear")
     with pytest.raises(UserError, match=r"letter\.txt is a file; give --out a folder\."):
         convert(own(folder, 1), make_spec(), tmp_path / "letter.txt")
@@ -239,21 +239,21 @@ def test_a_dataset_has_a_folder_of_its_own(folder, tmp_path):
 # -- subsets
 
 
-def test_the_first_steps_of_a_piece():
+def test_first_transitions_of_a_piece():
     ends = np.array([CONTEXT, INSIDE, INSIDE, INSIDE, TERMINATED], np.uint8)
     piece = Piece(np.arange(5), np.arange(10, 15), np.arange(20.0, 25.0), ends)
-    assert first_steps(piece, 3) is piece
-    cut = first_steps(piece, 2)
+    assert first_transitions(piece, 3) is piece
+    cut = first_transitions(piece, 2)
     assert cut.frames.tolist() == [0, 1, 2, 3]
     assert cut.ends.tolist() == [CONTEXT, INSIDE, INSIDE, TRUNCATED]
     assert cut.actions.tolist() == [10, 11, 12, 0]
     assert cut.num_transitions == 2
 
 
-def test_the_first_of_each_part(tmp_path):
-    """300 steps in 10 parts: 10 % are the first 3 of each, from its first episode on."""
+def test_subset_first_takes_the_start_of_each_part(tmp_path):
+    """300 steps in 10 parts: a fraction of 0.1 is the first 3 steps of each part."""
     spec = make_spec()
-    written(tmp_path / "all", spec, [(10, "terminated")] * 30)
+    write_dataset(tmp_path / "all", spec, [(10, "terminated")] * 30)
     source = own(tmp_path / "all", 10)
     assert [part.size for part in source.parts] == [30] * 10
     convert(source, spec, tmp_path / "part", subset="first", fraction=0.1)
@@ -267,10 +267,10 @@ def test_the_first_of_each_part(tmp_path):
 
 
 @pytest.mark.parametrize("stack", [1, 3])
-def test_parts_may_begin_and_end_inside_an_episode(stack, tmp_path):
-    """All steps once, with the stacks that they had."""
+def test_parts_may_start_and_end_inside_an_episode(stack, tmp_path):
+    """Together, the parts hold every step once, with its original frame stack."""
     spec = make_spec(stack=stack)
-    written(tmp_path / "all", spec, [(50, "terminated"), (7, "truncated"), (30, "terminated")])
+    write_dataset(tmp_path / "all", spec, [(50, "terminated"), (7, "truncated"), (30, "terminated")])
     source, whole = own(tmp_path / "all", 9), Dataset.open(tmp_path / "all")
     assert [sum(piece.num_transitions for piece in part.pieces()) for part in source.parts] == [
         part.size for part in source.parts
@@ -291,16 +291,16 @@ def test_parts_may_begin_and_end_inside_an_episode(stack, tmp_path):
 def test_random_episodes_are_whole_and_depend_on_the_seed():
     pieces = [Piece(*[np.full(2, i)] * 3, np.array([INSIDE, TERMINATED], np.uint8)) for i in range(2_000)]
     part = Part("all", 0, 2_000, lambda: iter(pieces))
-    taken = [[int(p.frames[0]) for p in chosen(part, "random-episodes", 0.1, seed)] for seed in (0, 0, 1)]
+    taken = [[int(p.frames[0]) for p in select_subset(part, "random-episodes", 0.1, seed)] for seed in (0, 0, 1)]
     assert taken[0] == taken[1] != taken[2]
     assert 150 < len(taken[0]) < 250
 
 
 @pytest.mark.parametrize("stopped_in", [0, 1, 2])
-def test_a_conversion_that_was_stopped_goes_on(stopped_in, tmp_path):
-    """To the same bits; parts that are done are not read again."""
+def test_an_interrupted_conversion_resumes(stopped_in, tmp_path):
+    """The result is bitwise equal, and finished parts are not read again."""
     spec = make_spec()
-    written(tmp_path / "all", spec, [(10, "terminated")] * 12)
+    write_dataset(tmp_path / "all", spec, [(10, "terminated")] * 12)
     source = own(tmp_path / "all", 3)
     convert(source, spec, tmp_path / "whole")
     read = []
@@ -324,47 +324,47 @@ def test_a_conversion_that_was_stopped_goes_on(stopped_in, tmp_path):
     assert read == list(range(stopped_in, 3))
     assert read_index(tmp_path / "part") == read_index(tmp_path / "whole")
     read.clear()
-    assert not convert(whole, spec, tmp_path / "part")  # all is there
+    assert not convert(whole, spec, tmp_path / "part")  # already complete
     assert not read
 
 
-def test_a_conversion_does_not_go_on_with_another_one(tmp_path):
+def test_conversion_refuses_a_folder_with_other_content(tmp_path):
     spec = make_spec()
-    written(tmp_path / "all", spec, [(10, "terminated")] * 4)
+    write_dataset(tmp_path / "all", spec, [(10, "terminated")] * 4)
     writer = Writer(tmp_path / "part", spec, About("somebody", "isqn", "first", 0.5))
     play(spec, [(3, "terminated")], 0, writer)
     writer.save(done=[], complete=False, identity="")
     with pytest.raises(UserError, match="holds another dataset"):
         convert(own(tmp_path / "all", 1), spec, tmp_path / "part", subset="first", fraction=0.25)
-    written(tmp_path / "another", spec, [(10, "terminated")] * 4, seed=1)
+    write_dataset(tmp_path / "another", spec, [(10, "terminated")] * 4, seed=1)
     convert(own(tmp_path / "another", 1), spec, tmp_path / "whole")
-    with pytest.raises(UserError, match="holds another dataset"):  # of files of the same kind
+    with pytest.raises(UserError, match="holds another dataset"):  # other files of the same format
         convert(own(tmp_path / "all", 1), spec, tmp_path / "whole")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "letter.txt").write_text("dear")
-    with pytest.raises(UserError, match="is not empty and no dataset"):
+    with pytest.raises(UserError, match="is not empty and not a dataset"):
         convert(own(tmp_path / "all", 1), spec, tmp_path / "other")
 
 
-def test_what_a_kill_before_the_first_index_leaves_is_gone_on_with(tmp_path):
+def test_conversion_resumes_after_a_crash_before_the_first_index(tmp_path):
     spec = make_spec()
-    written(tmp_path / "all", spec, [(10, "terminated")] * 8)
+    write_dataset(tmp_path / "all", spec, [(10, "terminated")] * 8)
     convert(own(tmp_path / "all", 1), spec, tmp_path / "whole")
-    written(tmp_path / "part", spec, [(10, "terminated")] * 8, seed=1)
+    write_dataset(tmp_path / "part", spec, [(10, "terminated")] * 8, seed=1)
     (tmp_path / "part" / INDEX).unlink()
     convert(own(tmp_path / "all", 1), spec, tmp_path / "part")
     names = [sorted(path.name for path in (tmp_path / name).iterdir()) for name in ("whole", "part")]
     assert names[0] == names[1]
 
 
-def test_parts_of_which_nothing_is_taken(tmp_path):
-    """Seldom all of them."""
+def test_subsets_may_skip_parts_but_not_be_empty(tmp_path):
+    """A random subset may leave out some parts; a subset without any transition is refused."""
     spec = make_spec()
-    written(tmp_path / "all", spec, [(10, "terminated")] * 6)
+    write_dataset(tmp_path / "all", spec, [(10, "terminated")] * 6)
     source = own(tmp_path / "all", 6)
     convert(source, spec, tmp_path / "some", subset="random-episodes", fraction=0.4, seed=3)
     assert 0 < len([*Dataset.open(tmp_path / "some").pieces()]) < 6
-    with pytest.raises(UserError, match=r"no transition in what was asked for; take a larger fraction than 0\.01\."):
+    with pytest.raises(UserError, match=r"The subset contains no transition; take a larger fraction than 0\.01\."):
         convert(source, spec, tmp_path / "none", subset="first", fraction=0.01)
 
 
@@ -379,16 +379,16 @@ def test_parts_of_which_nothing_is_taken(tmp_path):
         ({"checkpoints": 0}, "checkpoints is 0; it must be a whole number of at least 1."),
     ],
 )
-def test_parts_that_cannot_be_taken(part, sentence):
+def test_invalid_subset_settings_are_refused(part, sentence):
     with pytest.raises(UserError) as refused:
         require_part(**{"subset": "all", "fraction": 1.0, "checkpoints": 50} | part)
     assert str(refused.value).startswith(sentence)
 
 
-# -- what is said of it
+# -- summary
 
 
-def test_what_is_found(tmp_path):
+def test_summary_of_a_dataset(tmp_path):
     spec = make_spec(num_actions=3)
     writer = Writer(tmp_path, spec, About("somebody"))
     blank = np.zeros(spec.frame_shape, np.uint8)
@@ -398,13 +398,13 @@ def test_what_is_found(tmp_path):
             writer.add(step % 2, reward, step == len(returns), False, blank)
     writer.save()
     dataset = Dataset.open(tmp_path)
-    found = examine(dataset)
-    assert (found["transitions"], found["episodes"], found["terminated"]) == (6, 2, 2)
-    assert (found["returns"]["mean"], found["returns"]["least"], found["returns"]["most"]) == (1.5, 1.0, 2.0)
-    assert found["lengths"]["median"] == 3.0
-    assert found["actions"] == [0.5, 0.5, 0.0]
-    assert found["notes"] == [
-        "all rewards are -1, 0 or 1: they may have been clipped, and then returns are not those of the game",
+    summary = examine(dataset)
+    assert (summary["transitions"], summary["episodes"], summary["terminated"]) == (6, 2, 2)
+    assert (summary["returns"]["mean"], summary["returns"]["least"], summary["returns"]["most"]) == (1.5, 1.0, 2.0)
+    assert summary["lengths"]["median"] == 3.0
+    assert summary["actions"] == [0.5, 0.5, 0.0]
+    assert summary["notes"] == [
+        "all rewards are -1, 0 or 1: if they were clipped, returns are not the scores of the game",
         "actions never taken: 2",
         "100% of frames are the same as the one before",
     ]

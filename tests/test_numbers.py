@@ -1,4 +1,4 @@
-"""One update worked out by hand-written numpy: losses, gradients, Adam's step and the refreshed parameters."""
+"""One DQN update compared with numpy: losses, gradients, the Adam step and the refreshed parameters."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def forward(params: Params, x: np.ndarray):
     return before, hidden, q  # q is (B, H, A)
 
 
-def loss_and_gradient(params: Params, aims: np.ndarray, online: list[int], batch):
-    """aims[b, p] is the bootstrapped target of pair p. Returns the loss of each pair and d(sum)/d(params)."""
+def loss_and_gradient(params: Params, targets: np.ndarray, online: list[int], batch):
+    """Return the loss of each pair and the gradient of their sum; targets[b, p] is the target of sample b, pair p."""
     size = len(batch.action)
     before, hidden, q = forward(params, batch.obs)
     kernel = params["heads"]["kernel"]
@@ -30,7 +30,7 @@ def loss_and_gradient(params: Params, aims: np.ndarray, online: list[int], batch
     for b in range(size):
         action = batch.action[b]
         for p, head in enumerate(online):
-            error = aims[b, p] - q[b, head, action]
+            error = targets[b, p] - q[b, head, action]
             losses[p] += error**2 / size
             d_q = -2 * error / size
             d_kernel[head, :, action] += d_q * hidden[b]
@@ -42,12 +42,12 @@ def loss_and_gradient(params: Params, aims: np.ndarray, online: list[int], batch
 
 
 def adam(params: Params, gradient: Params, rate: float, eps: float) -> Params:
-    """The first step: m = 0.1 g and v = 0.001 g^2, both divided by the same factors again."""
+    """Apply the first Adam step: m = 0.1 g and v = 0.001 g^2, and the bias correction divides by 0.1 and 0.001."""
     return jax.tree.map(lambda p, g: p - rate * g / (np.sqrt(g**2) + eps), params, gradient)
 
 
 CASES = {
-    # scheme: (k, online heads, target heads, heads after a refresh as (to, from))
+    # scheme: (k, online heads, target heads, (to, from) of the heads copied in a refresh)
     "target-based": (1, [0], [0], []),
     "target-free": (1, [0], [0], []),
     "iterated-shared": (3, [1, 2, 3], [0, 1, 2], [(0, 1), (1, 2), (2, 3)]),
@@ -56,27 +56,27 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_one_update_by_hand(name):
+def test_one_update_matches_numpy(name):
     k, online, target, moves = CASES[name]
     _, agent = make_agent(scheme=name, num_bellman_iterations=k, learning_rate=0.01, adam_epsilon=1e-3)
     state = agent.init(7)
     batch = random_batch(seed=1)
     params = jax.tree.map(lambda x: np.asarray(x, np.float64), state.params)
-    copy = jax.tree.map(lambda x: 1.5 * x + 0.1, params)  # an older network that differs from the current one
+    old_params = jax.tree.map(lambda x: 1.5 * x + 0.1, params)  # an older network that differs from the current one
     if name == "target-based":
-        state = state._replace(copies=(jax.tree.map(lambda x: x.astype(np.float32), copy),))
-    teacher = copy if name == "target-based" else params
+        state = state._replace(copies=(jax.tree.map(lambda x: x.astype(np.float32), old_params),))
+    target_params = old_params if name == "target-based" else params
 
-    _, _, next_q = forward(teacher, batch.next_obs)
-    aims = batch.reward[:, None] + batch.discount[:, None] * next_q[:, target].max(-1)
-    losses, gradient = loss_and_gradient(params, aims, online, batch)
+    _, _, next_q = forward(target_params, batch.next_obs)
+    targets = batch.reward[:, None] + batch.discount[:, None] * next_q[:, target].max(-1)
+    losses, gradient = loss_and_gradient(params, targets, online, batch)
     expected = adam(params, gradient, 0.01, 1e-3)
 
     updated, metrics = jax.jit(agent.update)(state, batch)
     np.testing.assert_allclose(metrics["loss"], losses.sum(), rtol=1e-5)
     for actual, wanted in zip(jax.tree.leaves(updated.params), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(actual, wanted, rtol=1e-5, atol=1e-6)
-    # Adam's first moment is a tenth of the gradient: the gradients themselves, through the real update
+    # Adam's first moment is a tenth of the gradient, so it reveals the gradients of the real update.
     for actual, wanted in zip(jax.tree.leaves(updated.optimizer[0].mu), jax.tree.leaves(gradient), strict=True):
         np.testing.assert_allclose(10 * np.asarray(actual), wanted, rtol=1e-4, atol=1e-6)
 

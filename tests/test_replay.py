@@ -1,4 +1,4 @@
-"""The replay against a plain list of complete transitions, and on disk."""
+"""The host replay buffer compared with a plain list of transitions, and its saving and restoring."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Episode:
 
 
 @dataclass
-class Naive:
-    """Whole episodes in lists; transitions are spelled out one at a time."""
+class ListReplay:
+    """Reference implementation: whole episodes in lists, transitions built one at a time."""
 
     spec: EnvSpec
     capacity: int
@@ -65,7 +65,7 @@ class Naive:
         return self.stack(self.episodes[-1], len(self.episodes[-1].frames) - 1)
 
     def transitions(self):
-        found = {}
+        result = {}
         for episode in self.episodes:
             length = len(episode.actions)
             for i in range(length):
@@ -81,17 +81,17 @@ class Naive:
                         r = max(-self.reward_clip, min(self.reward_clip, r))
                     reward += DISCOUNT**k * r
                 terminated = episode.end == "terminated" and i + steps == length
-                found[episode.first_row + i] = Transition(
+                result[episode.first_row + i] = Transition(
                     self.stack(episode, i),
                     episode.actions[i],
                     reward,
                     0.0 if terminated else DISCOUNT**steps,
                     self.stack(episode, i + steps),
                 )
-        return found
+        return result
 
 
-FRAMES = [  # (shape, dtype): words of 1, 2, 4 and 8 bytes, one channel and more
+FRAMES = [  # (shape, dtype): words of 1, 2, 4 and 8 bytes; one or several channels
     ((3, 3, 1), "uint8"),
     ((2, 3, 3), "uint8"),
     ((4, 4, 1), "uint8"),
@@ -112,7 +112,7 @@ def random_frame(spec, rng):
 
 
 def play(spec, episodes, seed, *replays):
-    """Add the same episodes, (length, how it ends), to every replay, row by row."""
+    """Add the same episodes, given as (length, end), to every replay, and yield after each row."""
     rng = np.random.default_rng(seed)
     for length, end in episodes:
         frame = random_frame(spec, rng)
@@ -122,17 +122,17 @@ def play(spec, episodes, seed, *replays):
         for step in range(length):
             ends = (end in ("terminated", "both"), end in ("truncated", "both"))
             ends = ends if step == length - 1 else (False, False)
-            what = (int(rng.integers(spec.num_actions)), float(rng.normal() * 2), *ends, random_frame(spec, rng))
+            transition = (int(rng.integers(spec.num_actions)), float(rng.normal() * 2), *ends, random_frame(spec, rng))
             for replay in replays:
-                replay.add(*what)
+                replay.add(*transition)
             yield
 
 
-def assert_same_content(replay, naive):
-    expected = naive.transitions()
+def assert_same_content(replay, reference):
+    expected = reference.transitions()
     starts = replay.valid_starts()
     assert starts.tolist() == list(expected)
-    np.testing.assert_array_equal(replay.observation(), naive.observation())
+    np.testing.assert_array_equal(replay.observation(), reference.observation())
     if not expected:
         return
     got = replay.gather(starts)
@@ -144,7 +144,7 @@ def assert_same_content(replay, naive):
         np.testing.assert_allclose(getattr(got, name), want, rtol=1e-6, atol=1e-6, err_msg=name)
     dtypes = (np.dtype(replay.spec.frame_dtype), np.int32, np.float32, np.float32, np.dtype(replay.spec.frame_dtype))
     assert tuple(column.dtype for column in got[:5]) == dtypes
-    assert got[5:] == ((), ())  # which are for streams
+    assert got[5:] == ((), ())  # `ended` and `explored` are only set for streaming agents
     assert got.obs.shape == (len(starts), *replay.spec.obs_shape)
 
 
@@ -161,8 +161,8 @@ def assert_same_replay(one, other):
 
 
 ends = st.sampled_from(["terminated", "truncated", "both", "abandoned"])
-some_episodes = st.lists(st.tuples(st.integers(0, 12), ends), min_size=1, max_size=14)
-replays = st.fixed_dictionaries(
+episode_lists = st.lists(st.tuples(st.integers(0, 12), ends), min_size=1, max_size=14)
+replay_settings = st.fixed_dictionaries(
     {
         "frame": st.sampled_from(FRAMES),
         "stack": st.integers(1, 4),
@@ -174,60 +174,62 @@ replays = st.fixed_dictionaries(
 )
 
 
-def make_pair(frame, stack, n, capacity, compress, reward_clip):
+def make_replay_and_reference(frame, stack, n, capacity, compress, reward_clip):
     spec = make_spec(*frame, stack)
 
     def make():
         return Replay(spec, capacity, compress=compress, num_steps_return=n, discount=DISCOUNT, reward_clip=reward_clip)
 
-    return spec, make, Naive(spec, capacity, n, reward_clip)
+    return spec, make, ListReplay(spec, capacity, n, reward_clip)
 
 
 @settings(max_examples=80, deadline=None)
-@given(replays, some_episodes, st.integers(1, 9), st.integers(0, 2**32 - 1))
-def test_equals_a_list_of_transitions(how, episodes, check_every, seed):
-    spec, make, naive = make_pair(**how)
+@given(replay_settings, episode_lists, st.integers(1, 9), st.integers(0, 2**32 - 1))
+def test_replay_matches_a_list_of_transitions(replay_config, episodes, check_every, seed):
+    spec, make, reference = make_replay_and_reference(**replay_config)
     replay = make()
-    for row, _ in enumerate(play(spec, episodes, seed, replay, naive)):
+    for row, _ in enumerate(play(spec, episodes, seed, replay, reference)):
         if row % check_every == 0:
-            assert_same_content(replay, naive)
-    assert_same_content(replay, naive)
-    assert replay.num_rows == min(naive.total, how["capacity"])
+            assert_same_content(replay, reference)
+    assert_same_content(replay, reference)
+    assert replay.num_rows == min(reference.total, replay_config["capacity"])
 
 
 @pytest.mark.parametrize("compress", [True, False])
 @pytest.mark.parametrize("stack", [1, 4])
-def test_equals_a_list_with_segments_of_several_blocks(compress, stack):
-    how = {"frame": FRAMES[2], "stack": stack, "n": 3, "capacity": 1600, "reward_clip": None}
-    spec, make, naive = make_pair(**how, compress=compress)
+def test_replay_matches_a_list_with_several_blocks_per_segment(compress, stack):
+    replay_config = {"frame": FRAMES[2], "stack": stack, "n": 3, "capacity": 1600, "reward_clip": None}
+    spec, make, reference = make_replay_and_reference(**replay_config, compress=compress)
     replay = make()
     episodes = [(length, "truncated" if length % 3 else "terminated") for length in range(1, 90)]
-    for row, _ in enumerate(play(spec, episodes, 0, replay, naive)):
+    for row, _ in enumerate(play(spec, episodes, 0, replay, reference)):
         if row % 997 == 0:
-            assert_same_content(replay, naive)
-    assert naive.total > 2 * 1600
-    assert_same_content(replay, naive)
+            assert_same_content(replay, reference)
+    assert reference.total > 2 * 1600
+    assert_same_content(replay, reference)
 
 
 @pytest.mark.parametrize("compress", [True, False])
-def test_samples_are_uniform_over_exactly_the_valid_starts(compress):
-    spec, make, naive = make_pair(FRAMES[4], 2, 2, 30, compress, None)
+def test_samples_are_uniform_over_the_valid_starts(compress):
+    spec, make, reference = make_replay_and_reference(FRAMES[4], 2, 2, 30, compress, None)
     replay = make()
-    for _ in play(spec, [(3, "terminated"), (5, "truncated"), (1, "terminated"), (9, "abandoned")], 0, replay, naive):
+    for _ in play(
+        spec, [(3, "terminated"), (5, "truncated"), (1, "terminated"), (9, "abandoned")], 0, replay, reference
+    ):
         pass
     starts = replay.valid_starts()
     batch = 20_000
     sample = replay.sample(batch, np.random.default_rng(0))
-    # float frames are all different, so an observation tells its row
+    # All float frames are different, so an observation identifies its row.
     row_of = {obs.tobytes(): row for row, obs in zip(starts.tolist(), replay.gather(starts).obs, strict=True)}
-    counts = np.bincount([row_of[obs.tobytes()] for obs in sample.obs], minlength=naive.total)
+    counts = np.bincount([row_of[obs.tobytes()] for obs in sample.obs], minlength=reference.total)
     assert set(np.flatnonzero(counts)) == set(starts.tolist())
     mean = batch / len(starts)
     assert np.abs(counts[starts] - mean).max() < 5 * np.sqrt(mean)
 
 
 def test_samples_are_uniform_when_almost_no_row_is_valid():
-    """Rejection gives up; the rest is drawn from the list of valid starts."""
+    """Rejection sampling gives up, and the rest is drawn from the list of valid starts."""
     spec = make_spec((1,), "float32", stack=1)
     replay = Replay(spec, 2000, compress=False, num_steps_return=1, discount=DISCOUNT)
     for row in range(2000):
@@ -258,7 +260,7 @@ def three_step_replay(terminated, compress=True, reward_clip=None):
 @pytest.mark.parametrize("compress", [False, True])
 def test_three_step_return_by_hand(terminated, compress):
     replay = three_step_replay(terminated, compress)
-    # Rows 0..4 are the first episode, row 4 only its last frame; row 5's return is not complete yet.
+    # Rows 0 to 4 are the first episode; no step starts at row 4, its last. The return from row 5 is incomplete.
     assert replay.valid_starts().tolist() == [0, 1, 2, 3]
     got = replay.gather(np.array([0, 1, 2, 3]))
     assert got.reward.tolist() == [1 + 2 / 2 + 4 / 4, 2 + 4 / 2 + 8 / 4, 4 + 8 / 2, 8]
@@ -270,20 +272,20 @@ def test_three_step_return_by_hand(terminated, compress):
     assert replay.observation().tolist() == [20, 21]
 
 
-def test_rewards_are_clipped_one_by_one():
+def test_each_reward_is_clipped_before_summing():
     assert three_step_replay(True, reward_clip=1.5).gather(np.array([0, 3])).reward.tolist() == [
         1 + 1.5 / 2 + 1.5 / 4,
         1.5,
     ]
 
 
-def test_sampling_is_a_function_of_content_and_generator():
+def test_sampling_depends_only_on_the_generator_and_the_content():
     replay = three_step_replay(True)
     draws = [replay.sample(50, np.random.default_rng(seed)).obs.tolist() for seed in (0, 0, 1)]
     assert draws[0] == draws[1] != draws[2]
 
 
-def test_nothing_to_sample_is_said_in_a_sentence():
+def test_sampling_without_a_complete_transition_is_refused():
     replay = Replay(make_spec(), 100, compress=True, num_steps_return=3, discount=DISCOUNT)
     frame = np.zeros((4, 4, 1), np.uint8)
     with pytest.raises(UserError, match="0 rows and no complete 3-step"):
@@ -313,67 +315,67 @@ def test_misuse_is_refused():
         Replay(make_spec(), 3, compress=True, num_steps_return=3, discount=DISCOUNT)
 
 
-def test_what_is_returned_is_not_the_replays_own_memory():
+def test_returned_arrays_do_not_alias_the_buffer():
     for compress in (True, False):
         replay = three_step_replay(True, compress)
         before = replay.observation()
-        seen = replay.sample(4, np.random.default_rng(0))
-        kept = seen.obs.copy()
+        batch = replay.sample(4, np.random.default_rng(0))
+        obs = batch.obs.copy()
         replay.observation()[:] = 77
         with pytest.raises(ValueError, match="read-only"):
-            seen.obs[:] = 77
+            batch.obs[:] = 77
         np.testing.assert_array_equal(replay.observation(), before)
         replay.add(0, 0.0, True, False, np.array([99], np.uint8))
-        np.testing.assert_array_equal(seen.obs, kept)
+        np.testing.assert_array_equal(batch.obs, obs)
 
 
 @settings(max_examples=40, deadline=None)
-@given(replays, some_episodes, st.data(), st.integers(0, 2**32 - 1))
-def test_saving_and_restoring_is_invisible(how, episodes, data, seed):
-    """At any row, within an episode or not; saved again afterwards; compared with one never saved."""
-    spec, make, naive = make_pair(**how)
+@given(replay_settings, episode_lists, st.data(), st.integers(0, 2**32 - 1))
+def test_a_restored_replay_continues_exactly_as_the_saved_one(replay_config, episodes, data, seed):
+    """Save and restore at several rows, inside episodes or not, and compare with a replay that was never saved."""
+    spec, make, reference = make_replay_and_reference(**replay_config)
     never_saved, saved = make(), make()
     total = sum(length + 1 for length, _ in episodes)
-    moments = data.draw(st.sets(st.integers(0, total - 1), max_size=4))
+    save_rows = data.draw(st.sets(st.integers(0, total - 1), max_size=4))
 
     class Current:
-        """Stands for whichever replay was restored last."""
+        """Forwards to the replay that was restored last."""
 
         def __init__(self):
             self.replay = saved
 
-        def add_first(self, *what):
-            self.replay.add_first(*what)
+        def add_first(self, *args):
+            self.replay.add_first(*args)
 
-        def add(self, *what):
-            self.replay.add(*what)
+        def add(self, *args):
+            self.replay.add(*args)
 
     current = Current()
     with tempfile.TemporaryDirectory() as folder:
-        for row, _ in enumerate(play(spec, episodes, seed, never_saved, naive, current)):
-            if row in moments:
+        for row, _ in enumerate(play(spec, episodes, seed, never_saved, reference, current)):
+            if row in save_rows:
                 description = json.loads(json.dumps(current.replay.save(Path(folder))))
                 current.replay = make()
                 current.replay.restore(description, Path(folder))
                 assert_same_replay(current.replay, never_saved)
     assert_same_replay(current.replay, never_saved)
-    assert_same_content(current.replay, naive)
+    assert_same_content(current.replay, reference)
 
 
 @pytest.mark.parametrize("compress", [True, False])
 def test_an_empty_replay_can_be_saved(tmp_path, compress):
-    spec, make, naive = make_pair(FRAMES[2], 4, 1, 20, compress, None)
+    spec, make, reference = make_replay_and_reference(FRAMES[2], 4, 1, 20, compress, None)
     description = make().save(tmp_path)
     replay = make()
     replay.restore(description, tmp_path)
-    for _ in play(spec, [(3, "terminated")], 0, replay, naive):
+    for _ in play(spec, [(3, "terminated")], 0, replay, reference):
         pass
-    assert_same_content(replay, naive)
+    assert_same_content(replay, reference)
 
 
 @pytest.mark.parametrize("compress", [True, False])
-def test_saving_writes_only_what_is_new(tmp_path, monkeypatch, compress):
-    spec, make, _ = make_pair(FRAMES[2], 4, 1, 1600, compress, None)  # segments of 24 rows
+def test_saving_writes_only_new_segments(tmp_path, monkeypatch, compress):
+    spec, make, _ = make_replay_and_reference(FRAMES[2], 4, 1, 1600, compress, None)  # segments of 24 rows
     replay = make()
     steps = play(spec, [(150, "truncated")] * 30, 0, replay)
 
@@ -398,14 +400,14 @@ def test_saving_writes_only_what_is_new(tmp_path, monkeypatch, compress):
     built.clear()
     advance(24)
     second = replay.save(tmp_path)
-    assert built == [10, 11]  # no other segment is even looked at
+    assert built == [10, 11]  # no other segment is read
     after = contents()
     assert len(set(after) - set(before)) == 2  # the segment that is now full, and the new tail
     assert {name: after[name] for name in before} == before
     assert set(files_needed(first)) <= set(after)
     assert set(files_needed(second)) <= set(after)
 
-    old = make()  # an older description stays good
+    old = make()  # an older description remains valid
     old.restore(first, tmp_path)
     assert old.num_rows == 245
 
@@ -418,12 +420,12 @@ def test_saving_writes_only_what_is_new(tmp_path, monkeypatch, compress):
 
     advance(3000)
     third = replay.save(tmp_path)
-    assert not set(files_needed(third)) & set(files_needed(first))  # overwritten rows are named no more
+    assert not set(files_needed(third)) & set(files_needed(first))  # files of overwritten rows are no longer listed
     assert len(files_needed(third)) <= 1600 // 24 + 2
 
 
-def test_another_way_from_an_old_checkpoint_harms_no_file(tmp_path):
-    spec, make, _ = make_pair(FRAMES[2], 4, 1, 100, True, None)
+def test_diverging_from_an_old_checkpoint_overwrites_no_file(tmp_path):
+    spec, make, _ = make_replay_and_reference(FRAMES[2], 4, 1, 100, True, None)
     replay = make()
     for _ in play(spec, [(29, "truncated")], 0, replay):
         pass
@@ -446,7 +448,7 @@ def test_another_way_from_an_old_checkpoint_harms_no_file(tmp_path):
 @pytest.mark.parametrize("compress", [True, False])
 @pytest.mark.parametrize("which", [0, -1])
 def test_damage_is_detected(tmp_path, compress, which):
-    spec, make, _ = make_pair(FRAMES[2], 4, 1, 100, compress, None)
+    spec, make, _ = make_replay_and_reference(FRAMES[2], 4, 1, 100, compress, None)
     replay = make()
     for _ in play(spec, [(50, "terminated")], 0, replay):
         pass
@@ -468,20 +470,20 @@ def test_damage_is_detected(tmp_path, compress, which):
         make().restore(description, tmp_path)
 
 
-def test_a_replay_of_another_shape_is_refused(tmp_path):
-    _, make, _ = make_pair(FRAMES[2], 4, 1, 100, True, None)
+def test_restoring_with_other_settings_is_refused(tmp_path):
+    _, make, _ = make_replay_and_reference(FRAMES[2], 4, 1, 100, True, None)
     description = make().save(tmp_path)
-    _, other, _ = make_pair(FRAMES[2], 3, 1, 100, True, None)
+    _, other, _ = make_replay_and_reference(FRAMES[2], 3, 1, 100, True, None)
     with pytest.raises(UserError, match="frame_stack is 4, this run's is 3"):
         other().restore(description, tmp_path)
 
 
 @pytest.mark.parametrize("compress", [True, False])
-def test_memory_is_known_beforehand(compress):
+def test_memory_needed_predicts_the_size_of_a_full_replay(compress):
     spec = make_spec((16, 16, 1), stack=4)
     needed = memory_needed(spec, 2000, compress)
     replay = Replay(spec, 2000, compress=compress, discount=DISCOUNT)
-    for _ in play(spec, [(99, "truncated")] * 45, 0, replay):  # noise: the worst case
+    for _ in play(spec, [(99, "truncated")] * 45, 0, replay):  # noise is the worst case
         pass
     if compress:
         assert needed.columns + needed.frames < replay.nbytes <= needed.columns + needed.most_frames
@@ -494,7 +496,7 @@ def test_memory_is_known_beforehand(compress):
     assert memory_needed(atari, 1_000_000, True).total < 300e6
 
 
-def test_still_pictures_take_little_memory():
+def test_similar_frames_compress_well():
     spec = make_spec((84, 84, 1))
     rng = np.random.default_rng(0)
     frame = random_frame(spec, rng)
@@ -504,4 +506,4 @@ def test_still_pictures_take_little_memory():
         frame = frame.copy()
         frame[step % 84, :5] += 1
         replay.add(0, 0.0, False, False, frame)
-    assert replay.nbytes < 800 * frame.nbytes / 7  # a block is one frame and seven small differences
+    assert replay.nbytes < 800 * frame.nbytes / 7  # a block holds one frame and seven small differences

@@ -1,4 +1,4 @@
-"""Files that others have made: what was played comes out of them, and what is damaged is one sentence."""
+"""Readers of other dataset formats: they recover the episodes, and refuse damaged files with one sentence."""
 
 from __future__ import annotations
 
@@ -31,43 +31,45 @@ SMALL = EnvSpec("Small", "toy", (2, 2, 1), "uint8", 6, frame_stack=4)
 
 
 def frames(first: int, count: int, side: int = 2) -> np.ndarray:
-    """Each of one grey, by which it is known again."""
+    """Return uniform frames, each identified by its grey level."""
     return np.arange(first, first + count, dtype=np.uint8)[:, None, None] * np.ones((1, side, side), np.uint8)
 
 
-def pack(path: Path, array: Any) -> None:
+def write_npy(path: Path, array: Any) -> None:
     box = io.BytesIO()
     np.save(box, array)
     path.write_bytes(gzip.compress(box.getvalue(), 1))
 
 
-def log(folder: Path, number: int, spec: EnvSpec, episodes: list[tuple[int, bool]], cursor: int = 0, pad=True) -> None:
-    """As Dopamine logs: (length, whether it is terminal); greys count from 1 on, over all episodes."""
+def write_log(
+    folder: Path, number: int, spec: EnvSpec, episodes: list[tuple[int, bool]], cursor: int = 0, pad=True
+) -> None:
+    """Write episodes, given as (length, is terminal), in Dopamine's format; their frames have the greys 1, 2, 3, ..."""
     folder.mkdir(parents=True, exist_ok=True)
-    pictures, actions, rewards, terminals, grey = [], [], [], [], 1
+    images, actions, rewards, terminals, grey = [], [], [], [], 1
     side = spec.frame_shape[0]
     for length, terminal in episodes:
         if pad:
-            pictures.append(np.zeros((3, side, side), np.uint8))
+            images.append(np.zeros((3, side, side), np.uint8))
             for column in (actions, rewards, terminals):
                 column += [0, 0, 0]
-        pictures.append(frames(grey, length, side))
+        images.append(frames(grey, length, side))
         actions += [(grey + i) % spec.num_actions for i in range(length)]
         rewards += [float(grey + i) for i in range(length)]
         terminals += [0] * (length - 1) + [int(terminal)]
         grey += length
     columns = {
-        "observation": np.concatenate(pictures),
+        "observation": np.concatenate(images),
         "action": np.array(actions, np.int32),
         "reward": np.array(rewards, np.float32),
         "terminal": np.array(terminals, np.uint8),
     }
     for name, column in columns.items():
-        pack(folder / f"$store$_{name}_ckpt.{number}.gz", np.roll(column, cursor, axis=0))
-    pack(folder / f"add_count_ckpt.{number}.gz", np.array(len(actions) + cursor, np.int64))
+        write_npy(folder / f"$store$_{name}_ckpt.{number}.gz", np.roll(column, cursor, axis=0))
+    write_npy(folder / f"add_count_ckpt.{number}.gz", np.array(len(actions) + cursor, np.int64))
 
 
-def greys(pieces: list[Piece]) -> list[list[int]]:
+def grey_levels(pieces: list[Piece]) -> list[list[int]]:
     return [piece.frames[:, 0, 0, 0].tolist() for piece in pieces]
 
 
@@ -78,11 +80,11 @@ def read(folder: Path, spec: EnvSpec = SMALL) -> list[Piece]:
 # -- DQN replay
 
 
-def test_episodes_of_a_log(tmp_path):
-    """Rows of zeros are no frames; what a terminal step leads to is not in the log; the last step leads nowhere."""
-    log(tmp_path, 0, SMALL, [(3, True), (2, True), (4, False)])
+def test_episodes_of_a_dopamine_log(tmp_path):
+    """Padding rows are skipped, terminal steps repeat their frame, and the last step of the log is left out."""
+    write_log(tmp_path, 0, SMALL, [(3, True), (2, True), (4, False)])
     pieces = read(tmp_path)
-    assert greys(pieces) == [[1, 2, 3, 3], [4, 5, 5], [6, 7, 8, 9]]
+    assert grey_levels(pieces) == [[1, 2, 3, 3], [4, 5, 5], [6, 7, 8, 9]]
     assert [piece.ends.tolist() for piece in pieces] == [
         [INSIDE, INSIDE, INSIDE, TERMINATED],
         [INSIDE, INSIDE, TERMINATED],
@@ -93,66 +95,66 @@ def test_episodes_of_a_log(tmp_path):
 
 
 @pytest.mark.parametrize("zeros", [1, 2, 3])
-def test_rows_of_zeros_at_the_end_of_a_log_are_no_episode(zeros, tmp_path):
-    log(tmp_path, 0, SMALL, [(3, True), (1, False)])
+def test_padding_at_the_end_of_a_log_is_not_an_episode(zeros, tmp_path):
+    write_log(tmp_path, 0, SMALL, [(3, True), (1, False)])
     for name in ("observation", "action", "reward", "terminal"):
         path = tmp_path / f"$store$_{name}_ckpt.0.gz"
-        pack(path, np.load(io.BytesIO(gzip.decompress(path.read_bytes())))[: 6 + zeros])
+        write_npy(path, np.load(io.BytesIO(gzip.decompress(path.read_bytes())))[: 6 + zeros])
     (tmp_path / "add_count_ckpt.0.gz").unlink()
-    assert greys(read(tmp_path)) == [[1, 2, 3, 3]]
+    assert grey_levels(read(tmp_path)) == [[1, 2, 3, 3]]
 
 
-def test_a_ring_is_cut_where_it_was_last_written(tmp_path):
-    """There a row does not follow the one before it, and the stacks of the oldest rows are not known."""
-    log(tmp_path, 0, SMALL, [(20, False)], cursor=8, pad=False)
-    (newer, older) = read(tmp_path)  # the ring begins in the middle of the episode
-    assert greys([newer, older]) == [[*range(13, 21)], [*range(1, 13)]]
+def test_a_full_ring_is_split_at_its_write_position(tmp_path):
+    """Rows are not consecutive at the write position, and the oldest rows lack their frame stacks."""
+    write_log(tmp_path, 0, SMALL, [(20, False)], cursor=8, pad=False)
+    (newer, older) = read(tmp_path)  # the array starts in the middle of the episode
+    assert grey_levels([newer, older]) == [[*range(13, 21)], [*range(1, 13)]]
     assert newer.ends.tolist() == [CONTEXT] * 3 + [INSIDE] * 4 + [TRUNCATED]
     assert older.ends.tolist() == [CONTEXT] * 3 + [INSIDE] * 8 + [TRUNCATED]
 
 
-def test_a_ring_that_is_not_full_ends_where_it_was_last_written(tmp_path):
-    """Behind that lie rows of the checkpoint before, as in the last one of the DQN replay dataset."""
-    log(tmp_path, 0, SMALL, [(3, True), (4, True), (5, True)])
-    pack(tmp_path / "add_count_ckpt.0.gz", np.array(3 + 3 + 3 + 2))  # in the middle of the second episode
+def test_a_partly_filled_ring_ends_at_its_write_position(tmp_path):
+    """Later rows belong to the previous checkpoint, as in the last checkpoint of the DQN replay dataset."""
+    write_log(tmp_path, 0, SMALL, [(3, True), (4, True), (5, True)])
+    write_npy(tmp_path / "add_count_ckpt.0.gz", np.array(3 + 3 + 3 + 2))  # in the middle of the second episode
     pieces = read(tmp_path)
-    assert greys(pieces) == [[1, 2, 3, 3], [4, 5]]
+    assert grey_levels(pieces) == [[1, 2, 3, 3], [4, 5]]
     assert pieces[-1].ends.tolist() == [INSIDE, TRUNCATED]
-    pack(tmp_path / "add_count_ckpt.0.gz", np.array(-1))
-    with pytest.raises(UserError, match=r"add_count_ckpt\.0\.gz is damaged: it holds -1, and not a number"):
+    write_npy(tmp_path / "add_count_ckpt.0.gz", np.array(-1))
+    with pytest.raises(UserError, match=r"add_count_ckpt\.0\.gz is damaged: it holds -1, not a number"):
         read(tmp_path)
 
 
-def test_long_episodes_are_cut_without_a_loss(tmp_path, monkeypatch):
-    """The same transitions, stacks and all, whatever the length of a piece and of what is read at a time."""
-    log(tmp_path / "log", 0, SMALL, [(23, True), (9, True), (31, False)])
-    found = []
+def test_splitting_long_episodes_keeps_all_transitions(tmp_path, monkeypatch):
+    """Transitions and their stacks do not depend on the length of a piece or of a chunk."""
+    write_log(tmp_path / "log", 0, SMALL, [(23, True), (9, True), (31, False)])
+    batches = []
     for rows, chunk in ((1_000, 1_000), (7, 1_000), (11, 5), (5, 1)):
-        monkeypatch.setattr(sources, "MOST_ROWS", rows)
+        monkeypatch.setattr(sources, "MAX_PIECE_ROWS", rows)
         monkeypatch.setattr(sources, "CHUNK_ROWS", chunk)
         convert(sources.dopamine(tmp_path / "log", SMALL), SMALL, tmp_path / f"{rows}")
         dataset = Dataset.open(tmp_path / f"{rows}")
-        found.append(dataset.rows.gather(dataset.rows.valid_starts()))
-    assert len(found[0].action) == 23 + 9 + 30
-    for other in found[1:]:
-        for mine, theirs in zip(other[:5], found[0][:5], strict=True):
+        batches.append(dataset.rows.gather(dataset.rows.valid_starts()))
+    assert len(batches[0].action) == 23 + 9 + 30
+    for other in batches[1:]:
+        for mine, theirs in zip(other[:5], batches[0][:5], strict=True):
             np.testing.assert_array_equal(mine, theirs)
 
 
-def test_the_copies_of_d4rl_atari(tmp_path):
-    log(tmp_path / "log", 7, SMALL, [(3, True), (4, False)])
+def test_d4rl_atari_logs(tmp_path):
+    write_log(tmp_path / "log", 7, SMALL, [(3, True), (4, False)])
     for name in ("observation", "action", "reward", "terminal"):
         (tmp_path / "Pong" / "2" / "7").mkdir(parents=True, exist_ok=True)
         path = tmp_path / "log" / f"$store$_{name}_ckpt.7.gz"
         path.rename(tmp_path / "Pong" / "2" / "7" / f"{name}.gz")
     source = sources.d4rl_atari(tmp_path / "Pong" / "2", SMALL)
     assert [(part.name, part.checkpoint) for part in source.parts] == [("checkpoint 7", 7)]
-    assert greys([*source.parts[0].pieces()]) == [[1, 2, 3, 3], [4, 5, 6, 7]]
+    assert grey_levels([*source.parts[0].pieces()]) == [[1, 2, 3, 3], [4, 5, 6, 7]]
 
 
-def test_checkpoints_are_read_in_their_order(tmp_path):
+def test_checkpoints_are_read_in_numerical_order(tmp_path):
     for number in (10, 9, 2):
-        log(tmp_path, number, SMALL, [(2, True)])
+        write_log(tmp_path, number, SMALL, [(2, True)])
     assert [part.checkpoint for part in sources.dopamine(tmp_path, SMALL).parts] == [2, 9, 10]
 
 
@@ -162,18 +164,18 @@ def test_checkpoints_are_read_in_their_order(tmp_path):
         ("action", None, "$store$_action_ckpt.0.gz is missing"),
         ("action", lambda a: a[:-1], "has 15 rows and $store$_observation_ckpt.0.gz 16"),
         ("action", lambda a: a + 6, "has actions from 6 to 11; Small has 6"),
-        ("reward", lambda a: a[:, None], "float32 of shape (16, 1); a column of numbers belongs there"),
+        ("reward", lambda a: a[:, None], "float32 of shape (16, 1); it must be one column of numbers"),
         ("observation", lambda a: a[:, :1], "uint8 of shape (16, 1, 2); frames of Small are uint8 (2, 2)"),
         ("observation", lambda a: a.astype(np.float32), "holds float32 of shape (16, 2, 2)"),
     ],
 )
-def test_wrong_columns_are_one_sentence(name, change, sentence, tmp_path):
-    log(tmp_path, 0, SMALL, [(5, True), (5, True)])
+def test_invalid_columns_are_refused(name, change, sentence, tmp_path):
+    write_log(tmp_path, 0, SMALL, [(5, True), (5, True)])
     path = tmp_path / f"$store$_{name}_ckpt.0.gz"
     array = np.load(io.BytesIO(gzip.decompress(path.read_bytes())))
     path.unlink()
     if change:
-        pack(path, change(array))
+        write_npy(path, change(array))
     with pytest.raises(UserError) as refused:
         read(tmp_path)
     assert sentence in str(refused.value)
@@ -183,24 +185,24 @@ def test_wrong_columns_are_one_sentence(name, change, sentence, tmp_path):
     ("name", "column", "sentence"),
     [
         ("action", np.full(6, 2.7, np.float32), "action_ckpt.0.gz holds float32; actions are whole numbers."),
-        ("terminal", np.full(6, 7, np.uint8), "terminal_ckpt.0.gz has 7 to 7; 0 or 1 belong there."),
+        ("terminal", np.full(6, 7, np.uint8), "terminal_ckpt.0.gz has 7 to 7; it must be 0 or 1."),
         ("reward", np.full(6, np.nan, np.float32), "dqn-replay, checkpoint 0: some rewards are not finite numbers."),
     ],
 )
-def test_values_that_mean_nothing_are_refused(name, column, sentence, tmp_path):
-    log(tmp_path / "log", 0, SMALL, [(3, True)])
-    pack(tmp_path / "log" / f"$store$_{name}_ckpt.0.gz", column)
+def test_invalid_values_are_refused(name, column, sentence, tmp_path):
+    write_log(tmp_path / "log", 0, SMALL, [(3, True)])
+    write_npy(tmp_path / "log" / f"$store$_{name}_ckpt.0.gz", column)
     with pytest.raises(UserError) as refused:
         convert(sources.dopamine(tmp_path / "log", SMALL), SMALL, tmp_path / "out")
     assert str(refused.value).endswith(sentence)
     assert not (tmp_path / "out").exists()
 
 
-def test_a_cut_file_is_named_with_the_place(tmp_path):
-    log(tmp_path, 0, SMALL, [(2_000, True)])
+def test_errors_for_a_truncated_file_name_the_position(tmp_path):
+    write_log(tmp_path, 0, SMALL, [(2_000, True)])
     path = tmp_path / "$store$_observation_ckpt.0.gz"
     path.write_bytes(path.read_bytes()[:-40])
-    with pytest.raises(UserError, match=r"observation_ckpt\.0\.gz is damaged at byte [\d,]+ of what it unpacks to"):
+    with pytest.raises(UserError, match=r"observation_ckpt\.0\.gz is damaged at byte [\d,]+ of its decompressed data"):
         read(tmp_path)
 
 
@@ -209,10 +211,10 @@ def test_a_cut_file_is_named_with_the_place(tmp_path):
 
 def varint(number: int) -> bytes:
     number &= 2**64 - 1
-    found = b""
+    encoded = b""
     while number > 127:
-        found, number = found + bytes([number & 127 | 128]), number >> 7
-    return found + bytes([number])
+        encoded, number = encoded + bytes([number & 127 | 128]), number >> 7
+    return encoded + bytes([number])
 
 
 def field(number: int, content: bytes) -> bytes:
@@ -220,7 +222,7 @@ def field(number: int, content: bytes) -> bytes:
 
 
 def example(**values: Any) -> bytes:
-    """A tf.Example: lists of bytes, of floats or of integers."""
+    """Encode a tf.Example of lists of bytes, floats or integers."""
     entries = b""
     for name, value in values.items():
         if isinstance(value[0], bytes):
@@ -257,11 +259,11 @@ def episode(first: int, length: int, last_discount: float, **changes: Any) -> by
 
 
 def test_examples_are_parsed():
-    found = parse_example(example(texts=[b"a", b""], floats=[0.5, -2.0], numbers=[3, -1, 2**40]))
-    assert found["texts"] == [b"a", b""]
-    assert found["floats"].tolist() == [0.5, -2.0]
-    assert found["numbers"].tolist() == [3, -1, 2**40]
-    # each on its own, as older writers have it: fields of kind 5 and 0
+    parsed = parse_example(example(texts=[b"a", b""], floats=[0.5, -2.0], numbers=[3, -1, 2**40]))
+    assert parsed["texts"] == [b"a", b""]
+    assert parsed["floats"].tolist() == [0.5, -2.0]
+    assert parsed["numbers"].tolist() == [3, -1, 2**40]
+    # unpacked lists, as older writers produce them: fields of wire types 5 and 0
     floats = b"".join(varint(1 << 3 | 5) + struct.pack("<f", number) for number in (0.5, -2.0))
     numbers = b"".join(varint(1 << 3) + varint(number) for number in (3, -1, 2**40))
     for kind, content, expected in ((2, floats, [0.5, -2.0]), (3, numbers, [3, -1, 2**40])):
@@ -269,13 +271,13 @@ def test_examples_are_parsed():
         assert parse_example(field(1, entry))["x"].tolist() == expected
 
 
-def test_the_checksum_is_that_of_tensorflow():
-    """CRC-32C of "123456789" is E3069283 (RFC 3720); turned to the right by 15 bits 2507C60D; plus A282EAD8."""
+def test_masked_checksum_matches_tensorflow():
+    """The CRC-32C of "123456789" is E3069283 (RFC 3720); rotated right by 15 bits it is 2507C60D; A282EAD8 is added."""
     assert masked_crc(b"123456789") == 0xC78AB0E5
 
 
 def test_ordered_episodes(tmp_path):
-    """Terminal if the last discount is 0; if not, the last step leads nowhere."""
+    """An episode terminates if its last discount is 0; otherwise its last step is left out."""
     content = episode(1, 3, 0.0) + episode(4, 3, 1.0)
     (tmp_path / "run_1-00004-of-00050").write_bytes(gzip.compress(content))
     (tmp_path / "run_2-00004-of-00050").write_bytes(gzip.compress(content))
@@ -283,7 +285,7 @@ def test_ordered_episodes(tmp_path):
     assert source.kind == "rl-unplugged, ordered episodes"
     assert [part.checkpoint for part in source.parts] == [4]
     pieces = [*source.parts[0].pieces()]
-    assert greys(pieces) == [[1, 2, 3, 3], [4, 5, 6]]
+    assert grey_levels(pieces) == [[1, 2, 3, 3], [4, 5, 6]]
     assert [piece.ends[-1] for piece in pieces] == [TERMINATED, TRUNCATED]
     assert [piece.rewards.tolist() for piece in pieces] == [[1, 2, 3, 0], [4, 5, 0]]
     assert [piece.actions.tolist() for piece in pieces] == [[1, 2, 3, 0], [4, 5, 0]]
@@ -291,8 +293,8 @@ def test_ordered_episodes(tmp_path):
 
 def test_single_transitions(tmp_path):
     def transition(first: int, discount: float) -> bytes:
-        seen = [png(frame) for frame in frames(first, 5)]
-        return record(example(o_t=seen[:4], o_tp1=seen[1:], a_t=[2], r_t=[0.5], d_t=[discount], episode_id=[9]))
+        images = [png(frame) for frame in frames(first, 5)]
+        return record(example(o_t=images[:4], o_tp1=images[1:], a_t=[2], r_t=[0.5], d_t=[discount], episode_id=[9]))
 
     (tmp_path / "run_1-00000-of-00100").write_bytes(gzip.compress(transition(1, 1.0) + transition(11, 0.0)))
     source = sources.rl_unplugged(tmp_path, SMALL, 1)
@@ -312,11 +314,11 @@ def test_single_transitions(tmp_path):
         ({"actions": None}, "example 0 is not rl-unplugged, ordered episodes: 'actions' is missing."),
         ({"actions": [1, 2]}, "its columns have lengths [2, 3]"),
         ({"actions": [1, 2, 6]}, "its actions go from 1 to 6; Small has 6"),
-        ({"observations": [b"no picture"] * 3}, "a frame is no PNG"),
-        ({"observations": [png(np.zeros((3, 2), np.uint8))] * 3}, "a frame is uint8 (3, 2), and not uint8 (2, 2)"),
+        ({"observations": [b"no picture"] * 3}, "a frame is not a PNG image"),
+        ({"observations": [png(np.zeros((3, 2), np.uint8))] * 3}, "a frame is uint8 (3, 2), not uint8 (2, 2)"),
     ],
 )
-def test_examples_that_are_something_else(changes, sentence, tmp_path):
+def test_unexpected_examples_are_refused(changes, sentence, tmp_path):
     (tmp_path / "run_1-00000-of-00050").write_bytes(gzip.compress(episode(1, 3, 0.0, **changes)))
     with pytest.raises(UserError) as refused:
         [*sources.rl_unplugged(tmp_path, SMALL, 1).parts[0].pieces()]
@@ -325,16 +327,16 @@ def test_examples_that_are_something_else(changes, sentence, tmp_path):
 
 
 @pytest.mark.parametrize("place", [3, 9, 20, -2])
-def test_a_flipped_bit_is_found_by_a_checksum(place, tmp_path):
-    """In the length, in its checksum, in the payload or in the checksum of that."""
+def test_checksums_detect_a_flipped_bit(place, tmp_path):
+    """The flipped bit is in the length, its checksum, the payload, or the payload's checksum."""
     first, second = episode(1, 3, 0.0), bytearray(episode(4, 3, 0.0))
     second[place] ^= 1
     (tmp_path / "run_1-00000-of-00050").write_bytes(gzip.compress(first + bytes(second)))
-    with pytest.raises(UserError, match=f"in the record at byte {len(first):,} of what it unpacks to: .* checksum"):
+    with pytest.raises(UserError, match=f"in the record at byte {len(first):,} of its decompressed data: .* checksum"):
         [*read_examples(tmp_path / "run_1-00000-of-00050")]
 
 
-# -- anything
+# -- random damage
 
 
 MUTATIONS = st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), max_size=4)
@@ -350,11 +352,11 @@ def mutated(content: bytes, changes: list[tuple[int, int]], length: float) -> by
 
 MESSAGE = example(a=[b"x"], b=[1.0], c=[7])
 RECORDS = episode(1, 3, 0.0) + episode(4, 2, 1.0)
-ANYTHING = settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FUZZ = settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
-def survives(action) -> None:
-    """An answer or a sentence, in little memory, whatever a header claims."""
+def check_robust(action) -> None:
+    """Run a reader: it may only fail with a `UserError`, and must need little memory whatever a header claims."""
     tracemalloc.start()
     with suppress(UserError):
         action()
@@ -363,45 +365,45 @@ def survives(action) -> None:
     assert peak < 8_000_000
 
 
-@ANYTHING
+@FUZZ
 @given(changes=MUTATIONS, length=st.floats(0, 1), packed=st.booleans())
-def test_any_records_are_read_or_refused(changes, length, packed, tmp_path):
+def test_damaged_records_are_read_or_refused(changes, length, packed, tmp_path):
     path, whole = tmp_path / "records", gzip.compress(RECORDS, 1)
     path.write_bytes(mutated(whole, changes, length) if packed else gzip.compress(mutated(RECORDS, changes, length), 1))
-    survives(lambda: [*read_examples(path)])
+    check_robust(lambda: [*read_examples(path)])
 
 
-@ANYTHING
+@FUZZ
 @given(payload=st.one_of(st.binary(max_size=200), st.builds(mutated, st.just(MESSAGE), MUTATIONS, st.floats(0, 1))))
-def test_any_message_is_parsed_or_refused(payload):
-    with suppress(ValueError):  # said with the file and the place by who reads it
+def test_damaged_messages_are_parsed_or_refused(payload):
+    with suppress(ValueError):  # `read_examples` turns it into a `UserError` with the file and the position
         parse_example(payload)
 
 
-@ANYTHING
+@FUZZ
 @given(content=st.binary(max_size=300))
-def test_any_bytes_are_no_array(content, tmp_path):
+def test_random_bytes_are_refused_as_arrays(content, tmp_path):
     for name, packed in (("raw", content), ("packed", gzip.compress(content, 1))):
         (tmp_path / name).write_bytes(packed)
-        survives(lambda name=name: read_column(tmp_path / name))
-        survives(lambda name=name: [*NpyStream(tmp_path / name).rows(10)])
+        check_robust(lambda name=name: read_column(tmp_path / name))
+        check_robust(lambda name=name: [*NpyStream(tmp_path / name).rows(10)])
 
 
-@ANYTHING
+@FUZZ
 @given(changes=MUTATIONS, length=st.floats(0, 1), packed=st.booleans())
-def test_any_array_is_read_or_refused(changes, length, packed, tmp_path):
+def test_damaged_arrays_are_read_or_refused(changes, length, packed, tmp_path):
     box = io.BytesIO()
     np.save(box, np.arange(300, dtype=np.int32))
     content, path = box.getvalue(), tmp_path / "array"
     whole = gzip.compress(content, 1)
     path.write_bytes(mutated(whole, changes, length) if packed else gzip.compress(mutated(content, changes, length), 1))
-    survives(lambda: read_column(path))
+    check_robust(lambda: read_column(path))
 
 
-# -- Minari, and finding out
+# -- Minari, and detection of formats
 
 
-def test_games_of_bits_there_and_back_by_minari(tmp_path):
+def test_minari_round_trip_of_boolean_frames(tmp_path):
     env = make_environment("MinAtar/Breakout")
     writer = Writer(tmp_path / "ours", env.spec, About("nobody"))
     writer.add_first(env.reset(0))
@@ -417,13 +419,13 @@ def test_games_of_bits_there_and_back_by_minari(tmp_path):
     np.testing.assert_array_equal(first.frames(0, 5), second.frames(0, 5))
 
 
-def test_there_and_back_by_minari(tmp_path):
-    log(tmp_path / "Pong" / "1", 0, SPEC, [(3, True), (4, False)])
+def test_minari_round_trip(tmp_path):
+    write_log(tmp_path / "Pong" / "1", 0, SPEC, [(3, True), (4, False)])
     source, spec = find_source(tmp_path / "Pong" / "1", None, 1, 1)
     assert (source.kind, spec.id, spec.num_actions) == ("dqn-replay", "ALE/Pong-v5", 6)
     convert(source, spec, tmp_path / "ours")
     assert to_minari(tmp_path / "ours", tmp_path / "theirs")
-    assert not to_minari(tmp_path / "ours", tmp_path / "theirs")  # all is there
+    assert not to_minari(tmp_path / "ours", tmp_path / "theirs")  # already exported
     assert sorted(path.name for path in tmp_path.iterdir()) == ["Pong", "ours", "theirs"]
     source, spec = find_source(tmp_path / "theirs", None, 1, 1)
     assert (source.kind, spec.id) == ("minari", "ALE/Pong-v5")
@@ -435,14 +437,14 @@ def test_there_and_back_by_minari(tmp_path):
         np.testing.assert_array_equal(mine, theirs)
 
 
-def test_damaged_metadata_of_minari(tmp_path):
+def test_damaged_minari_metadata(tmp_path):
     (tmp_path / "metadata.json").write_text("{}")
-    with pytest.raises(UserError, match="cannot be read as a dataset of Minari"):
+    with pytest.raises(UserError, match="cannot be read as a Minari dataset"):
         find_source(tmp_path, None, 1, 1)
 
 
-def test_damaged_data_of_minari(tmp_path):
-    log(tmp_path / "Pong" / "1", 0, SPEC, [(3, True)])
+def test_damaged_minari_data(tmp_path):
+    write_log(tmp_path / "Pong" / "1", 0, SPEC, [(3, True)])
     convert(sources.dopamine(tmp_path / "Pong" / "1", SPEC), SPEC, tmp_path / "ours")
     to_minari(tmp_path / "ours", tmp_path / "theirs")
     (file,) = (tmp_path / "theirs" / "data").glob("*.hdf5")
@@ -451,10 +453,10 @@ def test_damaged_data_of_minari(tmp_path):
         convert(*find_source(tmp_path / "theirs", "ALE/Pong-v5", 1, 1), tmp_path / "again")
 
 
-def test_a_folder_of_something_else(tmp_path):
+def test_unknown_folders_and_environments_are_refused(tmp_path):
     with pytest.raises(UserError, match="is nothing that can be converted; known are a dataset of this package"):
         find_source(tmp_path, None, 1, 1)
-    log(tmp_path / "games", 0, SPEC, [(3, True)])
+    write_log(tmp_path / "games", 0, SPEC, [(3, True)])
     with pytest.raises(UserError, match="does not say what was played; name it by --env-id"):
         find_source(tmp_path / "games", None, 1, 1)
     for named in ("ALE/Breakout-v5", "Breakout"):

@@ -1,4 +1,4 @@
-"""`jax.jit` with the one option that matters on a CPU."""
+"""`jax.jit` with XLA options that make training programs faster, or cheaper to compile, on a CPU."""
 
 from __future__ import annotations
 
@@ -8,17 +8,20 @@ from typing import Any
 
 import jax
 
-# jaxlib 0.10 sends convolutions and reductions to YNNPACK, whose weight gradients of convolutions take
-# 1.4 to 2.5 times as long as Eigen's; its matrix products are good. An update of the Nature CNN takes 0.57
-# of the time with this. It is given here and not in XLA_FLAGS, where an unknown name ends the process.
+# jaxlib 0.10 sends convolutions and reductions to YNNPACK, whose weight gradients of convolutions take 1.4 to 2.5 times
+# as long as Eigen's; its matrix products are good. With this option an update of the Nature CNN takes 0.57 of the time.
+# It is set here and not in XLA_FLAGS, where an unknown option aborts the process.
 _CPU_OPTIONS: dict[str, Any] = {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"}
-# To compile the update of a stream takes 20 MB with this, and 200 without; the update itself is 5 % slower.
+# Compiling the update of a streaming agent takes 20 MB with this option and 200 MB without; the update is 5 % slower.
 _FRUGAL_OPTIONS: dict[str, Any] = {"xla_cpu_use_fusion_emitters": False}
 
 
 @cache
 def options(frugal: bool = False) -> dict[str, Any]:
-    """Nothing where this jaxlib does not know the option, or there is an accelerator. Starts the device."""
+    """Return the compiler options for this device; initialises the JAX backend.
+
+    Empty on an accelerator, and if this jaxlib does not know the option. `frugal` minimises compile-time memory.
+    """
     wanted = _FRUGAL_OPTIONS if frugal else _CPU_OPTIONS
     if jax.default_backend() != "cpu":
         return {}
@@ -30,5 +33,5 @@ def options(frugal: bool = False) -> dict[str, Any]:
 
 
 def jit(function: Callable[..., Any], *, frugal: bool = False, **settings: Any) -> Any:
-    """For the programs that a trainer calls; a jit inside another one has no options of its own."""
+    """Compile a top-level training program with these options; a jit inside another jit cannot have its own."""
     return jax.jit(function, compiler_options=options(frugal), **settings)

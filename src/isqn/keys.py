@@ -1,5 +1,7 @@
-"""Where randomness comes from: a seed, the name of who draws, and a count. Nothing is carried along,
-so a restart needs no generator's state, and no two consumers share a stream."""
+"""Random number generators, each derived from a seed, the name of its consumer and counters (such as the step).
+
+No generator state is carried from step to step, so a resumed run needs none, and no two consumers share a stream.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from isqn.lazy import jax
 
 
 def device_key(seed: jax.Array | int, name: str, *counts: jax.Array | int) -> jax.Array:
-    """A JAX key; traceable in `seed` and `counts`."""
+    """Return the JAX key of a seed, a consumer name and counters; traceable in `seed` and `counts`."""
     key = jax.random.fold_in(jax.random.key(seed), crc32(name.encode()))
     for count in counts:
         key = jax.random.fold_in(key, count)
@@ -19,10 +21,13 @@ def device_key(seed: jax.Array | int, name: str, *counts: jax.Array | int) -> ja
 
 
 def host_generator(seed: int, name: str, *counts: int) -> np.random.Generator:
-    """A numpy generator for the same kind of address."""
+    """Return the numpy generator of a seed, a consumer name and counters."""
     return np.random.default_rng([seed, crc32(name.encode()), *counts])
 
 
 def episode_seed(seed: int, episode: int) -> int:
-    """What an environment is reset with: with the actions since, it is the environment's whole state."""
+    """Return the seed that resets the environment for an episode.
+
+    With the actions taken since, it determines the state of the environment, so a resumed run can replay the episode.
+    """
     return int(host_generator(seed, "environment", episode).integers(2**31))

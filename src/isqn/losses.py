@@ -1,9 +1,9 @@
-"""Temporal-difference losses, each as its base paper writes it: one sample, one pair of heads.
+"""Temporal-difference losses, written as in their papers: for one sample and one pair of heads.
 
-A loss is `(online, target, transition) -> scalar`. `online` and `target` are the `Values` of the two heads
-of a pair, vectors over actions at s (`.now`) and at s' (`.next`). Only `online.now` carries a gradient: the
-caller stops every other one, so a target cannot be differentiated by mistake. The caller also maps
-over samples and pairs, so a loss knows no batch, no network and no number of heads.
+A loss is a function `(online, target, transition) -> scalar`. `online` and `target` are the `Values` of the two heads
+of a pair: one value per action at s (`.now`) and at s' (`.next`). Only `online.now` carries a gradient; the caller
+stops the gradient of everything else, so a target cannot be differentiated by mistake. The caller also applies `vmap`
+over samples and pairs, so a loss sees no batch, no network and no number of heads.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ PairLoss = Callable[[Values, Values, Transition], Array]
 
 
 def dqn(online: Values, target: Values, transition: Transition) -> Array:
-    """Mnih et al. 2015, as in the paper: the plain square of the temporal-difference error."""
+    """DQN (Mnih et al. 2015) with the squared temporal-difference error, as in the iS-QN paper."""
     return jnp.square(_error(online, transition, jnp.max(target.next)))
 
 
 def huber(online: Values, target: Values, transition: Transition) -> Array:
-    """Mnih et al. 2015 as published: quadratic below an error of 1, linear above."""
+    """DQN with the Huber loss of Mnih et al. 2015: quadratic below an error of 1, linear above."""
     error = jnp.abs(_error(online, transition, jnp.max(target.next)))
     return jnp.where(error < 1, 0.5 * error**2, error - 0.5)
 
 
 def double_dqn(online: Values, target: Values, transition: Transition) -> Array:
-    """van Hasselt et al. 2016: the online head chooses the next action, the target head values it."""
+    """Double DQN (van Hasselt et al. 2016): the online head selects the next action, the target head evaluates it."""
     return jnp.square(_error(online, transition, target.next[jnp.argmax(online.next)]))
 
 
 def mellowmax_dqn(online: Values, target: Values, transition: Transition, *, mellowmax_temperature: float) -> Array:
-    """Kim et al. 2019: the soft maximum of `mellowmax` in place of the maximum."""
+    """DQN with MellowMax in place of the maximum (Kim et al. 2019)."""
     return jnp.square(_error(online, transition, mellowmax(target.next, mellowmax_temperature)))
 
 
@@ -49,7 +49,7 @@ def munchausen_dqn(
     munchausen_weight: float,
     munchausen_clip: float,
 ) -> Array:
-    """Vieillard et al. 2020, eq. 3: a soft target, and the target's clipped log-policy added to the reward."""
+    """Munchausen DQN (Vieillard et al. 2020, eq. 3): soft target, and the clipped log-policy as a reward bonus."""
     next_log_policy = jax.nn.log_softmax(target.next / munchausen_temperature)
     soft_value = jnp.sum(jnp.exp(next_log_policy) * (target.next - munchausen_temperature * next_log_policy))
     log_policy = jax.nn.log_softmax(target.now / munchausen_temperature)[transition.action]
@@ -58,44 +58,47 @@ def munchausen_dqn(
 
 
 def cql(online: Values, target: Values, transition: Transition, *, conservative_weight: float) -> Array:
-    """Kumar et al. 2020, eq. 4, for discrete actions."""
+    """Conservative Q-learning (Kumar et al. 2020, eq. 4) for discrete actions."""
     spread = jax.nn.logsumexp(online.now) - online.now[transition.action]
     return dqn(online, target, transition) + conservative_weight * spread
 
 
 def cloning(online: Values, target: Values, transition: Transition) -> Array:
-    """Pomerleau 1991: values are logits, and the action that was taken is to be the likely one. There is no target."""
+    """Behaviour cloning (Pomerleau 1991): cross-entropy of the taken action, with values as logits; no target."""
     return -jax.nn.log_softmax(online.now)[transition.action]
 
 
 def expected(online: Values, target: Values, transition: Transition) -> Array:
-    """Haarnoja et al. 2018, eq. 5: of one action, by the square. The bonus for entropy is in the reward."""
+    """SAC critic loss (Haarnoja et al. 2018, eq. 5) at one action; the reward includes the entropy bonus."""
     return jnp.square(transition.reward + transition.discount * target.next[0] - online.now[0])
 
 
 def categorical(online: Values, target: Values, transition: Transition, *, value_bound: float) -> Array:
-    """Bellemare et al. 2017, algorithm 1, of one action: logits over values spread evenly up to +- the bound.
+    """Categorical critic loss (C51; Bellemare et al. 2017, algorithm 1) at one action.
 
-    What a value of the target becomes, its probability goes to the two atoms around it.
+    Values are logits over atoms evenly spaced in [-value_bound, value_bound]. The Bellman update moves each atom of
+    the target; its probability is split between the two nearest atoms.
     """
     atoms = value_atoms(len(online.now), value_bound)
     moved = jnp.clip(transition.reward + transition.discount * atoms, -value_bound, value_bound)
     places = (moved + value_bound) * ((len(atoms) - 1) / (2 * value_bound))
-    shares = jnp.maximum(0, 1 - jnp.abs(places[:, None] - jnp.arange(len(atoms))))  # of each place, to each atom
+    shares = jnp.maximum(0, 1 - jnp.abs(places[:, None] - jnp.arange(len(atoms))))  # (moved, atom)
     aim = jnp.matmul(jax.nn.softmax(target.next), shares, precision="highest")  # float32 on accelerators too
     return -jnp.sum(aim * jax.nn.log_softmax(online.now))
 
 
 def value_atoms(count: int, bound: float) -> Array:
+    """Return `count` atoms evenly spaced in [-bound, bound]."""
     return jnp.linspace(-bound, bound, count)
 
 
 def mellowmax(q: Array, temperature: float) -> Array:
-    """log(mean(exp(temperature q))) / temperature: between the mean (0) and the maximum (infinity)."""
+    """Soft maximum log(mean(exp(temperature q))) / temperature, between the mean (0) and the maximum (infinity)."""
     return (jax.nn.logsumexp(temperature * q) - jnp.log(q.shape[-1])) / temperature
 
 
 def _error(online: Values, transition: Transition, next_value: Array) -> Array:
+    """Temporal-difference error, given the value of the next state."""
     return transition.reward + transition.discount * next_value - online.now[transition.action]
 
 
@@ -139,22 +142,22 @@ def make_loss(name: str, settings: object) -> PairLoss:
 
 
 def with_settings(loss: Callable[..., Array], settings: object) -> Callable[..., Array]:
-    """Its keyword arguments without a default are the fields of `settings` of the same name."""
+    """Bind the required keyword arguments of `loss` to the fields of `settings` with the same names."""
     keywords = [p for p in signature(loss).parameters.values() if p.kind is Parameter.KEYWORD_ONLY]
     wanted = [p.name for p in keywords if p.default is Parameter.empty]
     return partial(loss, **{field: getattr(settings, field) for field in wanted})
 
 
-# -- values of tokens
+# -- losses over tokens
 
 
 def ilql(
     online: TokenValues, aim: TokenValues, transition: Transition, *, expectile_level: float, conservative_weight: float
 ) -> Array:
-    """Implicit language Q-learning (Snell et al. 2023, section 4.1), of one token: V follows an upper expectile of Q, Q
-    the reward and the V that comes next, and other tokens than the one that was written are held down.
+    """Implicit language Q-learning (Snell et al. 2023, section 4.1) for one token.
 
-    Which heads of a pair the two aims are of, the caller decides; no gradient flows to them.
+    V regresses to an upper expectile of Q. Q regresses to the reward plus the discounted next V. A CQL term pushes down
+    the Q-values of all other tokens. The caller picks the heads behind `aim`; no gradient flows to them.
     """
     written = online.q[:, transition.action]
     value = expectile(online.v, aim.q[:, transition.action].min(), expectile_level)
@@ -164,6 +167,6 @@ def ilql(
 
 
 def expectile(value: Array, target: Array, level: float) -> Array:
-    """Kostrikov et al. 2022, eq. 5: what is above the value weighs `level`, what is below it the rest."""
+    """Expectile loss (Kostrikov et al. 2022, eq. 5): targets above `value` weigh `level`, those below 1 - `level`."""
     error = target - value
     return jnp.where(error >= 0, level, 1 - level) * error**2

@@ -1,8 +1,8 @@
 """Running mean and variance (Welford 1962) in float64, inside programs that are otherwise float32.
 
-JAX computes in float32 unless a whole process is told not to, and a float32 mean stops moving after some ten million
-samples. So the double numbers are kept as the pairs of 32-bit words that they are made of, which every program can
-carry and every checkpoint can hold; they are numbers only inside the functions of this file.
+JAX computes in float32 unless the whole process enables float64, and a float32 mean stops changing after about ten
+million samples. Each float64 number is therefore stored as two 32-bit words, which every program can carry and every
+checkpoint can hold. Only the functions in this file convert the words to float64.
 """
 
 from __future__ import annotations
@@ -14,73 +14,81 @@ from isqn.types import Array
 
 
 class Moments(NamedTuple):
-    """Of all samples so far, number by number."""
+    """Elementwise running moments of all samples so far."""
 
-    number: Array  # uint32
-    mean: Array  # words of float64, (..., 2)
-    squares: Array  # words of float64: the sum of squared distances from the mean
+    number: Array  # uint32: number of samples
+    mean: Array  # float64 as words, (..., 2)
+    squares: Array  # float64 as words, (..., 2): sum of squared distances from the mean
 
 
 def empty(shape: tuple[int, ...] = ()) -> Moments:
-    # two buffers, because what holds them is donated
+    """Return the moments of no samples."""
+    # The mean and the squares need separate buffers, because the state that holds them is donated.
     return Moments(jnp.uint32(0), zeros(shape), zeros(shape))
 
 
 def zeros(shape: tuple[int, ...] = ()) -> Array:
-    """As words of float64."""
+    """Return float64 zeros as words."""
     return jnp.zeros((*shape, 2), jnp.uint32)
 
 
 def count(moments: Moments, sample: Array) -> Moments:
-    """One more sample."""
+    """Add one sample to the moments."""
     with jax.enable_x64(True):
         number = moments.number + jnp.uint32(1)
-        x, mean = _double(sample), _number(moments.mean)
-        moved = mean + (x - mean) / _double(number)
-        squares = _number(moments.squares) + (x - mean) * (x - moved)
-        return Moments(number, _words(moved), _words(squares))
+        x, mean = _to_float64(sample), _from_words(moments.mean)
+        new_mean = mean + (x - mean) / _to_float64(number)
+        squares = _from_words(moments.squares) + (x - mean) * (x - new_mean)
+        return Moments(number, _to_words(new_mean), _to_words(squares))
 
 
 def follow(
     moments: Moments, total: Array, discount: float, ended: Array, reward: Array
 ) -> tuple[Moments, Array, Array]:
-    """Count a discounted sum of rewards at its newest value; the words of that, and its size in float32."""
+    """Update a discounted sum of rewards and add its new value to the moments.
+
+    Returns the moments, the new sum (as words) and its absolute value (float32). `total` is the sum so far, as words;
+    `ended` resets it to zero before the reward is added.
+    """
     with jax.enable_x64(True):
-        now = discount * _double(1 - ended) * _number(total) + _double(reward)
-        return count(moments, now), _words(now), _single(jnp.abs(now))
+        new_total = discount * _to_float64(1 - ended) * _from_words(total) + _to_float64(reward)
+        return count(moments, new_total), _to_words(new_total), _to_float32(jnp.abs(new_total))
 
 
 def centred(moments: Moments, x: Array) -> Array:
-    """Distance from the mean, in deviations; float32."""
+    """Standardise `x`: subtract the mean and divide by the standard deviation; float32."""
     with jax.enable_x64(True):
-        return _single((_double(x) - _number(moments.mean)) / _deviation(moments))
+        return _to_float32((_to_float64(x) - _from_words(moments.mean)) / _deviation(moments))
 
 
 def deviation(moments: Moments) -> Array:
-    """float32."""
+    """Standard deviation, in float32."""
     with jax.enable_x64(True):
-        return _single(_deviation(moments))
+        return _to_float32(_deviation(moments))
 
 
 def _deviation(moments: Moments) -> Array:
-    """From the sample variance, which is taken as 1 before there are two samples. Nothing is clipped: what was
-    constant for n samples is about sqrt(n) deviations away when it first changes, as Elsayed et al. 2024 want it."""
-    freedom = jnp.maximum(_double(moments.number) - 1, 1.0)
-    variance = jnp.where(moments.number > 1, _number(moments.squares) / freedom, 1.0)
+    """Standard deviation, in float64, from the sample variance (taken as 1 before the second sample).
+
+    Nothing is clipped, as in Elsayed et al. 2024: an input that was constant for n samples is about sqrt(n) standard
+    deviations from the mean when it first changes.
+    """
+    degrees_of_freedom = jnp.maximum(_to_float64(moments.number) - 1, 1.0)
+    variance = jnp.where(moments.number > 1, _from_words(moments.squares) / degrees_of_freedom, 1.0)
     return jnp.sqrt(variance + 1e-8)
 
 
-def _double(x: Array) -> Array:
+def _to_float64(x: Array) -> Array:
     return jax.lax.convert_element_type(x, jnp.float64)
 
 
-def _single(x: Array) -> Array:
+def _to_float32(x: Array) -> Array:
     return jax.lax.convert_element_type(x, jnp.float32)
 
 
-def _number(words: Array) -> Array:
+def _from_words(words: Array) -> Array:
     return jax.lax.bitcast_convert_type(words, jnp.float64)
 
 
-def _words(number: Array) -> Array:
+def _to_words(number: Array) -> Array:
     return jax.lax.bitcast_convert_type(number, jnp.uint32)

@@ -1,8 +1,8 @@
-"""Target schemes: which head of which network learns from which.
+"""Target schemes: which head of which network provides the target of which online head.
 
-This file and `losses.py` are the paper. A network is a torso and a few linear heads. A scheme lists pairs
-of heads, (online, target): the online head of each pair learns the Bellman update of the target head.
-Everything that tells target-based, target-free and iterated shared Q-learning apart is in these lists.
+This file and `losses.py` are the paper. A network is a torso and a few linear heads. A scheme lists pairs of heads,
+(online, target): the online head of each pair learns the Bellman update of the target head. Target-based, target-free
+and iterated shared Q-learning differ only in these lists.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from isqn.types import Params, UserError
 
 @dataclass(frozen=True)
 class TargetScheme:
-    """Pairs of heads. Data only: no parameters, no network."""
+    """Pairs of online and target heads, as plain data: no parameters, no network."""
 
     name: str
-    prefix: str  # the paper's short name: TB, TF, iS, ES, i
+    prefix: str  # short name in the paper: TB, TF, iS, ES or i
     num_heads: int
-    online: tuple[int, ...]  # the heads that learn, one for each pair
-    target: tuple[int, ...]  # the heads they learn from
-    copy: tuple[int, ...] = ()  # for each pair, which older copy of the network holds its target; () for none
-    twins: bool = False  # whether target heads begin as copies of their online heads
-    size: str = ""  # "K=9", for labels
+    online: tuple[int, ...]  # online head of each pair
+    target: tuple[int, ...]  # target head of each pair
+    copy: tuple[int, ...] = ()  # index of the network copy that holds each target; () if the network holds its own
+    twins: bool = False  # whether target heads are initialised as copies of their online heads
+    size: str = ""  # label suffix, such as "K=9"
 
     def __post_init__(self) -> None:
         if not self.online:
@@ -40,36 +40,37 @@ class TargetScheme:
 
     @property
     def num_copies(self) -> int:
+        """Number of older copies of the network that the scheme needs."""
         return max(self.copy, default=-1) + 1
 
     @property
     def moves(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The heads that a refresh overwrites inside the network, and the heads it copies there."""
+        """Heads that a refresh overwrites inside the network, and the heads copied there."""
         pairs = [pair for pair in zip(self.target, self.online, strict=True) if pair[0] != pair[1]]
         return tuple(to for to, _ in pairs), tuple(source for _, source in pairs)
 
     @property
     def refreshes(self) -> bool:
-        """Whether a refresh changes anything: not if every head learns from itself."""
+        """Whether a refresh changes anything; it does not if every head is its own target."""
         return self.num_copies > 0 or self.online != self.target
 
     def label(self, algorithm: str) -> str:
-        """The paper's name: `iterated_shared(9).label("DQN")` is "iS-DQN K=9"."""
+        """Return the name used in the paper: `iterated_shared(9).label("DQN")` is "iS-DQN K=9"."""
         return f"{self.prefix}-{algorithm} {self.size}".strip()
 
 
 def target_based() -> TargetScheme:
-    """Mnih et al. 2015: the target is an older copy of the whole network."""
+    """Target network (Mnih et al. 2015): the target is an older copy of the whole network."""
     return TargetScheme("target-based", "TB", num_heads=1, online=(0,), target=(0,), copy=(0,))
 
 
 def target_free() -> TargetScheme:
-    """The network learns from itself."""
+    """No target network: the only head is its own target."""
     return TargetScheme("target-free", "TF", num_heads=1, online=(0,), target=(0,))
 
 
 def iterated_shared(k: int) -> TargetScheme:
-    """The paper's iS-QN: head i learns from head i - 1 on shared features; head 0 is frozen between shifts."""
+    """iS-QN, the paper's method: head i learns from head i - 1 on shared features; only a refresh changes head 0."""
     return TargetScheme(
         "iterated-shared",
         "iS",
@@ -81,7 +82,7 @@ def iterated_shared(k: int) -> TargetScheme:
 
 
 def ensemble_shared(n: int) -> TargetScheme:
-    """The paper's ablation ES: n independent pairs, each head 2i + 1 learning from its older twin 2i."""
+    """ES, an ablation in the paper: n independent pairs; head 2i + 1 learns from head 2i, an older copy of itself."""
     return TargetScheme(
         "ensemble-shared",
         "ES",
@@ -94,10 +95,10 @@ def ensemble_shared(n: int) -> TargetScheme:
 
 
 def iterated_target_based(k: int) -> TargetScheme:
-    """i-QN (Vincent et al. 2025) on one torso: head i learns from head i - 1 of an older copy.
+    """i-QN (Vincent et al. 2025) on one torso: head i learns from head i - 1 of an older network copy.
 
-    Copy 0 holds the start of the chain and moves at a refresh; copy 1 holds the rest of it and is
-    also brought up to date every D steps. With K = 1 this is target-based learning.
+    Copy 0 holds the first target of the chain and is updated only at a refresh (every T steps). Copy 1 holds the other
+    targets and is also updated at a sync (every D steps). K = 1 is target-based learning.
     """
     return TargetScheme(
         "iterated-target-based",
@@ -125,13 +126,14 @@ def register_scheme(name: str, make: Callable[[int], TargetScheme]) -> None:
 
 
 def make_scheme(name: str, k: int) -> TargetScheme:
+    """Return the scheme called `name` with `k` pairs; schemes with a single pair ignore `k`."""
     if name not in SCHEMES:
         raise UserError(f"--scheme {name!r} is not known; choose one of {', '.join(SCHEMES)}.")
     return SCHEMES[name](k)
 
 
 def k_of(scheme: TargetScheme) -> int:
-    """The k from which SCHEMES makes this very scheme: a configuration holds its name and this number."""
+    """Return the k for which `make_scheme(scheme.name, k)` equals `scheme`; a config stores the name and this k."""
     for k in range(1, scheme.num_heads + 1):
         if make_scheme(scheme.name, k) == scheme:
             return k
@@ -141,11 +143,11 @@ def k_of(scheme: TargetScheme) -> int:
 def refresh(
     scheme: TargetScheme, params: Params, copies: tuple[Params, ...], step_size: float = 1.0
 ) -> tuple[Params, tuple[Params, ...]]:
-    """Every T steps: each target moves towards what it stands for.
+    """Move every target towards its online head (or network); called every T steps.
 
-    Inside the network all heads move at once, so that those of iS-QN shift by one. The first copy takes
-    the network before its heads move, the others after: the chain of i-QN then starts from its old
-    first link and goes on with the shifted ones.
+    Target heads inside the network move simultaneously, so the heads of iS-QN shift by one. The first copy is taken
+    before this shift and the other copies after it, so the i-QN chain starts from its old first head and continues
+    with the shifted heads.
     """
     first = tuple(towards(copy, params, step_size) for copy in copies[:1])
     to, source = (np.array(heads, int) for heads in scheme.moves)
@@ -155,12 +157,12 @@ def refresh(
 
 
 def towards(old: Any, new: Any, step_size: float) -> Any:
-    """A step from one tree of numbers to another; all the way, exactly, at step size 1."""
+    """Interpolate between two pytrees; a step size of 1 returns `new` exactly."""
     if step_size == 1:
         return new
     return jax.tree.map(lambda a, b: step_size * b + (1 - step_size) * a, old, new)
 
 
 def sync(params: Params, copies: tuple[Params, ...]) -> tuple[Params, ...]:
-    """Every D steps: the later links of an i-QN chain take the current network; its start stays."""
+    """Replace every copy but the first by the current network; called every D steps (i-QN)."""
     return copies[:1] + tuple(params for _ in copies[1:])

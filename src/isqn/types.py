@@ -1,4 +1,4 @@
-"""The few shapes of data that every other module speaks in."""
+"""Data types shared by all modules: transitions, token batches, environment specifications and errors."""
 
 from __future__ import annotations
 
@@ -18,80 +18,80 @@ Metrics = dict[str, Array]
 
 
 def num_bytes(tree: Any) -> int:
-    """Of all arrays in a tree, or of those that its shapes stand for."""
+    """Total size in bytes of the arrays (or `ShapeDtypeStruct`s) of a pytree."""
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
 class UserError(Exception):
-    """Something the user can mend: one sentence that says what, where, what is allowed and which flag."""
+    """Error that the user can fix; its message says what was given, where, what is allowed and which flag."""
 
 
 class Interrupted(Exception):
-    """Stopped on request, after saving."""
+    """Raised when a command stops on request, after it has saved its progress."""
 
 
 class Transition(NamedTuple):
-    """One sample of experience; a batch is the same tuple with a leading axis on every field.
+    """One n-step transition; a batch is the same tuple with a leading axis on every field.
 
-    `discount` carries termination: gamma**n, or 0 where the episode terminated. Truncation is not
-    termination, so a truncated step keeps its discount and its true last observation in `next_obs`.
+    `discount` carries termination: it is gamma**n, or 0 if the episode terminated. Truncation is not
+    termination: a truncated step keeps its discount, and `next_obs` is the true last observation.
     """
 
-    obs: Any
-    action: Any
-    reward: Any  # the sum of n discounted rewards
-    discount: Any
-    next_obs: Any
-    # for agents that learn from a stream; () in samples of a replay
-    ended: Any = ()  # whether the episode ended here, terminated or truncated
-    explored: Any = ()  # whether another action looked better
+    obs: Any  # observation at step t
+    action: Any  # action taken at step t
+    reward: Any  # discounted sum of the n rewards
+    discount: Any  # gamma**n, or 0 if the episode terminated
+    next_obs: Any  # observation at step t + n
+    # Only set for agents that learn online from a stream; () in samples of a replay.
+    ended: Any = ()  # whether the episode ended at this step (terminated or truncated)
+    explored: Any = ()  # whether another action had a higher value
 
 
 class Tokens(NamedTuple):
-    """Whole games as tokens, and what is learned at each step of the agent that wrote some of them."""
+    """Batch of whole games as token sequences, with the rewards of the tokens that the agent wrote."""
 
-    tokens: Any  # (games, length)
-    num_actions: Any  # (games,): guesses, each of as many tokens as a `TextSpec` says
-    finished: Any  # (games,): a game that was broken off has no end
-    rewards: Any  # (games, steps)
+    tokens: Any  # (games, length): token ids, padded with `TextSpec.pad`
+    num_actions: Any  # (games,): actions (guesses) taken, each of `TextSpec.action_tokens` tokens
+    finished: Any  # (games,): whether the game reached its end; False if it was broken off
+    rewards: Any  # (games, steps): reward after each token that the agent wrote
 
 
 class Values(NamedTuple):
-    """What one head of one network says about a transition: a vector over actions at s and at s'."""
+    """Action values of one head at both ends of a transition."""
 
-    now: Array
-    next: Array
+    now: Array  # (actions,): values at s
+    next: Array  # (actions,): values at s'
 
 
 class TokenValues(NamedTuple):
-    """What one head says about a step of an agent that writes tokens."""
+    """Values of one head for one token that the agent writes."""
 
-    q: Array  # (2, tokens): of each token, by two functions
-    v: Array  # of the state, whatever is written
-    next_v: Array  # of the state that the token leads to
+    q: Array  # (2, tokens): two estimates of the value of writing each token
+    v: Array  # value of the state before the token
+    next_v: Array  # value of the state after the token
 
 
 @dataclass(frozen=True)
 class EnvSpec:
-    """What an agent, a replay and a recorder need to know of an environment, and nothing else."""
+    """Specification of an environment: observations, actions, and the protocol under which it is played."""
 
     id: str
-    protocol: str  # how it is played, by name and version; results of two protocols are never pooled
-    frame_shape: tuple[int, ...]  # one observation as the environment returns it
-    frame_dtype: str  # a numpy dtype's name
-    num_actions: int  # to choose from; where actions are continuous, the numbers of one
-    frame_stack: int = 1  # frames an agent sees at once, joined along the last axis
-    frames_per_step: int = 1  # emulator frames in one agent step
-    first_action: int = 0  # what the environment calls the agent's action 0
-    first_state: int | None = None  # where observations are numbers, which the agent sees one-hot: the least one
-    action_low: tuple[float, ...] = ()  # of continuous actions, number by number: what the agent's -1 stands for
-    action_high: tuple[float, ...] = ()  # and its 1
-    action_box: tuple[int, ...] = ()  # the shape in which the environment takes them
-    action_type: str = "float32"  # and the type
+    protocol: str  # name and version of the rules of play; results of different protocols are never pooled
+    frame_shape: tuple[int, ...]  # shape of one frame (an observation before stacking); the last axis is channels
+    frame_dtype: str  # numpy dtype name of a frame
+    num_actions: int  # number of discrete actions, or dimension of a continuous action
+    frame_stack: int = 1  # frames per observation, concatenated along the last axis
+    frames_per_step: int = 1  # emulator frames per agent step
+    first_action: int = 0  # the environment's index of the agent's action 0 (start of a `Discrete` action space)
+    first_state: int | None = None  # start of a `Discrete` observation space, which the agent sees one-hot; else None
+    action_low: tuple[float, ...] = ()  # environment value of the agent's -1, per action dimension; () if discrete
+    action_high: tuple[float, ...] = ()  # environment value of the agent's 1, per action dimension
+    action_box: tuple[int, ...] = ()  # shape of a continuous action in the environment
+    action_type: str = "float32"  # numpy dtype name of a continuous action in the environment
 
     @property
     def obs_shape(self) -> tuple[int, ...]:
-        """The shape an agent sees."""
+        """Shape of an observation: a stack of frames."""
         return (*self.frame_shape[:-1], self.frame_shape[-1] * self.frame_stack)
 
     @property
@@ -104,7 +104,7 @@ class EnvSpec:
 
     @property
     def action_shape(self) -> tuple[int, ...]:
-        """As the agent chooses it."""
+        """Shape of an action of the agent: (num_actions,) if continuous, () if discrete."""
         return (self.num_actions,) if self.is_continuous else ()
 
     @property
@@ -112,16 +112,16 @@ class EnvSpec:
         return "float32" if self.is_continuous else "int32"
 
     def for_environment(self, action: Any) -> Any:
-        """The agent's action as the environment takes it; also a batch of them."""
+        """Convert an action (or a batch of them) from the agent's format to the environment's."""
         if not self.is_continuous:
             return self.first_action + action
         low, high = np.array(self.action_low), np.array(self.action_high)
-        # the ends exactly, whatever a sum would round to
+        # clipping makes -1 and 1 map to the bounds exactly, despite rounding
         scaled = np.clip(low + (np.asarray(action, np.float64) + 1) / 2 * (high - low), low, high)
         return scaled.reshape((*scaled.shape[:-1], *self.action_box)).astype(self.action_type)
 
     def from_environment(self, action: Any) -> Any:
-        """The other way round: what the agent chose."""
+        """Convert an action (or a batch of them) from the environment's format to the agent's."""
         if not self.is_continuous:
             return np.asarray(action) - self.first_action
         low, high = np.array(self.action_low), np.array(self.action_high)
@@ -129,46 +129,53 @@ class EnvSpec:
         return ((flat - low) / np.where(high > low, high - low, 1) * 2 - 1).astype(np.float32)
 
     def random_action(self, generator: np.random.Generator) -> Any:
-        """Uniform, as the agent would choose it."""
+        """Draw an action uniformly at random, in the agent's format."""
         if self.is_continuous:
             return generator.uniform(-1, 1, self.num_actions).astype(np.float32)
         return generator.integers(self.num_actions)
 
     def batch(self, size: int) -> Transition:
-        """Shapes and types of a batch, without the numbers."""
+        """Return the shapes and dtypes of a batch of transitions."""
 
-        def of(shape: tuple[int, ...], dtype: str) -> jax.ShapeDtypeStruct:
+        def struct(shape: tuple[int, ...], dtype: str) -> jax.ShapeDtypeStruct:
             return jax.ShapeDtypeStruct((size, *shape), dtype)
 
-        obs, action = of(self.obs_shape, self.frame_dtype), of(self.action_shape, self.action_dtype)
-        flag = of((), "bool")
-        return Transition(obs, action, of((), "float32"), of((), "float32"), obs, flag, flag)
+        obs, action = struct(self.obs_shape, self.frame_dtype), struct(self.action_shape, self.action_dtype)
+        number, flag = struct((), "float32"), struct((), "bool")
+        return Transition(obs, action, number, number, obs, flag, flag)
 
 
 @dataclass(frozen=True)
 class TextSpec(EnvSpec):
-    """A game of tokens, which are its actions too: where an agent writes, if all its actions are whole."""
+    """Specification of a text game: the agent writes a fixed number of tokens per action, then the game answers."""
 
-    pad: int = 0  # the token behind the end
-    action_tokens: int = 1  # that an agent writes before the game answers
-    answer_tokens: int = 0  # that the game answers with
-    most_actions: int = 1
+    pad: int = 0  # id of the padding token after the end of a game
+    action_tokens: int = 1  # tokens that the agent writes per action
+    answer_tokens: int = 0  # tokens of the game's answer to each action
+    most_actions: int = 1  # maximum number of actions in a game
 
     @property
     def states(self) -> np.ndarray:
-        """Places of the tokens from which an agent goes on. A step leads from one to the next, over the answer if it
-        ended an action; from the last one nothing is written."""
+        """Token positions that are states: those after which the agent writes a token, then the final position.
+
+        A step leads from one state to the next. If it completes an action, it also skips the game's answer.
+        """
         turn = self.action_tokens + self.answer_tokens
         written = [turn * action + step for action in range(self.most_actions) for step in range(self.action_tokens)]
         return np.array([*written, turn * self.most_actions])
 
     @property
     def length(self) -> int:
+        """Maximum number of tokens in a game."""
         return self.frame_shape[0]
 
     def batch(self, size: int) -> Any:
-        of: Any = jax.ShapeDtypeStruct
-        steps = len(self.states) - 1
+        """Return the shapes and dtypes of a batch of games."""
+        struct: Any = jax.ShapeDtypeStruct
+        num_steps = len(self.states) - 1
         return Tokens(
-            of((size, self.length), "int32"), of((size,), "int32"), of((size,), "bool"), of((size, steps), "float32")
+            tokens=struct((size, self.length), "int32"),
+            num_actions=struct((size,), "int32"),
+            finished=struct((size,), "bool"),
+            rewards=struct((size, num_steps), "float32"),
         )

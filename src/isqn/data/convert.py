@@ -1,4 +1,4 @@
-"""From a source to a dataset: all of it, or a part of each checkpoint. A conversion that was stopped goes on."""
+"""Conversion of a source to a dataset: all of it or a subset of each checkpoint. Stopped conversions can resume."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from isqn.data.dataset import About, Dataset, Piece, Writer, require_place
+from isqn.data.dataset import About, Dataset, Piece, Writer, check_output_folder
 from isqn.data.sample import CONTEXT, INSIDE, TERMINATED, TRUNCATED
 from isqn.data.sources import Part, Source, minari_digest, minari_storage
 from isqn.keys import host_generator
@@ -20,7 +20,7 @@ SUBSETS = ("all", "first", "random-episodes")
 
 
 def require_part(subset: str, fraction: float, checkpoints: int, where: str = "") -> None:
-    """What `isqn data convert` and a study take of a source."""
+    """Check the subset settings of `isqn data convert` or of a study; `where` precedes their names in messages."""
     if subset not in SUBSETS:
         raise UserError(f"{where}subset is {subset!r}; choose one of {', '.join(SUBSETS)}.")
     if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 < fraction <= 1:
@@ -44,22 +44,26 @@ def convert(
     should_stop: Callable[[], bool] = lambda: False,
     report: Callable[[int], None] = lambda transitions: None,
 ) -> bool:
-    """Writes part by part; what a kill leaves is whole up to the last part, and the same call goes on from there.
-    False if all was there."""
+    """Write the dataset part by part; return False if it was already complete.
+
+    After a crash, the finished parts are intact, and the same call resumes from there.
+    """
     if not source.parts:
         raise UserError("There is nothing to convert: no file of the source was found.")
     checkpoints = len({part.checkpoint for part in source.parts})
     writer = Writer(out, spec, About(source.policy, source.kind, subset, fraction, seed, checkpoints))
-    left = writer.go_on(identity=source.identity)
-    if left.get("complete"):
+    index = writer.go_on(identity=source.identity)
+    if index.get("complete"):
         return False
-    done, transitions = list(left.get("done", ())), left.get("transitions", 0)
+    done, transitions = list(index.get("done", ())), index.get("transitions", 0)
     for part in source.parts:
         if part.name in done:
             continue
-        for piece in ahead(chosen(part, subset, fraction, seed)):
+        for piece in prefetch(select_subset(part, subset, fraction, seed)):
             if should_stop():
-                raise Interrupted(f"stopped after {len(done)} of {len(source.parts)} parts; the same command goes on")
+                raise Interrupted(
+                    f"stopped after {len(done)} of {len(source.parts)} parts; run the same command to resume"
+                )
             if not np.isfinite(piece.rewards).all():
                 raise UserError(f"{source.kind}, {part.name}: some rewards are not finite numbers.")
             writer.extend(piece)
@@ -69,23 +73,23 @@ def convert(
         complete = len(done) == len(source.parts)
         if complete and not writer.total:
             hint = f"; take a larger fraction than {fraction:g}" if subset != "all" else ""
-            raise UserError(f"There is no transition in what was asked for{hint}.")
+            raise UserError(f"The subset contains no transition{hint}.")
         writer.save(tidy=True, identity=source.identity, done=done, transitions=transitions, complete=complete)
     return True
 
 
-def ahead(pieces: Iterator[Piece]) -> Iterator[Piece]:
-    """The same pieces, each read and unpacked in a thread while the one before is packed."""
+def prefetch(pieces: Iterator[Piece]) -> Iterator[Piece]:
+    """Yield the same pieces, reading each one in a thread while the previous one is compressed."""
     with ThreadPoolExecutor(1) as thread:
-        following = thread.submit(next, pieces, None)
-        while (piece := following.result()) is not None:
-            following = thread.submit(next, pieces, None)
+        pending = thread.submit(next, pieces, None)
+        while (piece := pending.result()) is not None:
+            pending = thread.submit(next, pieces, None)
             yield piece
 
 
-def chosen(part: Part, subset: str, fraction: float, seed: int) -> Iterator[Piece]:
-    """Of a checkpoint: all, its first transitions, or some of its episodes."""
-    left = round(fraction * part.size)
+def select_subset(part: Part, subset: str, fraction: float, seed: int) -> Iterator[Piece]:
+    """Yield all of a checkpoint, its first transitions, or a random subset of its episodes."""
+    remaining = round(fraction * part.size)
     for number, piece in enumerate(part.pieces()):
         if subset == "random-episodes":
             if host_generator(seed, "subset", part.checkpoint, number).random() < fraction:
@@ -93,31 +97,31 @@ def chosen(part: Part, subset: str, fraction: float, seed: int) -> Iterator[Piec
         elif subset == "all":
             yield piece
         else:
-            if left <= 0:
+            if remaining <= 0:
                 return
-            yield first_steps(piece, left)
-            left -= piece.num_transitions
+            yield first_transitions(piece, remaining)
+            remaining -= piece.num_transitions
 
 
-def first_steps(piece: Piece, most: int) -> Piece:
-    """A piece cut after so many transitions."""
+def first_transitions(piece: Piece, max_transitions: int) -> Piece:
+    """Truncate a piece after at most so many transitions."""
     starts = np.flatnonzero(piece.ends == INSIDE)
-    if len(starts) <= most:
+    if len(starts) <= max_transitions:
         return piece
-    rows = int(starts[most]) + 1  # the row that the last step leads to
+    rows = int(starts[max_transitions]) + 1  # including the row that the last step leads to
     cut = Piece(*(column[:rows].copy() for column in piece))
     cut.ends[-1], cut.actions[-1], cut.rewards[-1] = TRUNCATED, 0, 0
     return cut
 
 
 def to_minari(folder: Path, out: Path) -> bool:
-    """A dataset as one of Minari's: frames as they are, an episode for each. False if all was there."""
-    dataset, storage_kind = Dataset.open(folder), minari_storage()
+    """Export a dataset to Minari, without stacking frames; return False if it was already exported."""
+    dataset, storage_class = Dataset.open(folder), minari_storage()
     dataset.require_complete()
     from gymnasium import spaces
     from minari.data_collector import EpisodeBuffer
 
-    require_place(out)
+    check_output_folder(out)
     if out.exists() and any(out.iterdir()):
         if minari_digest(out) == dataset.digest:
             return False
@@ -125,19 +129,20 @@ def to_minari(folder: Path, out: Path) -> bool:
     spec = dataset.spec
     dtype: Any = np.dtype(spec.frame_dtype)
     if dtype.kind == "b":
-        seen: spaces.Space[Any] = spaces.MultiBinary(spec.frame_shape)
+        observation_space: spaces.Space[Any] = spaces.MultiBinary(spec.frame_shape)
     else:
         low, high = (-np.inf, np.inf) if dtype.kind == "f" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
-        seen = spaces.Box(low, high, spec.frame_shape, dtype)
-    taken: spaces.Space[Any] = spaces.Discrete(spec.num_actions, start=spec.first_action)
+        observation_space = spaces.Box(low, high, spec.frame_shape, dtype)
+    action_space: spaces.Space[Any] = spaces.Discrete(spec.num_actions, start=spec.first_action)
     if spec.is_continuous:
-        kind: Any = np.dtype(spec.action_type)
-        least, most = (np.array(bound, kind).reshape(spec.action_box) for bound in (spec.action_low, spec.action_high))
-        taken = spaces.Box(least, most, dtype=kind)
-    aside = out.with_name(f".{out.name}.writing")  # what a kill leaves there is removed by the next call
-    shutil.rmtree(aside, ignore_errors=True)
-    (aside / "data").mkdir(parents=True)
-    storage = storage_kind.new((aside / "data").resolve(), seen, taken, jpeg_encoding=False)
+        action_dtype: Any = np.dtype(spec.action_type)
+        bounds = (spec.action_low, spec.action_high)
+        lowest, highest = (np.array(bound, action_dtype).reshape(spec.action_box) for bound in bounds)
+        action_space = spaces.Box(lowest, highest, dtype=action_dtype)
+    temporary = out.with_name(f".{out.name}.writing")  # left by a crash, it is removed by the next call
+    shutil.rmtree(temporary, ignore_errors=True)
+    (temporary / "data").mkdir(parents=True)
+    storage = storage_class.new((temporary / "data").resolve(), observation_space, action_space, jpeg_encoding=False)
 
     def episodes() -> Iterator[Any]:
         for number, piece in enumerate(piece for piece in dataset.pieces() if piece.num_transitions):
@@ -155,8 +160,9 @@ def to_minari(folder: Path, out: Path) -> bool:
             )
 
     storage.update_episodes(episodes())
-    name = f"{spec.id.partition('-v')[0].replace('/', '-').lower()}/{folder.resolve().name}-v0"  # Minari's way
-    own = {"isqn_env_id": spec.id, "isqn_digest": dataset.digest}
-    storage.update_metadata({"dataset_id": name, "algorithm_name": dataset.index["policy"], **own})
-    aside.replace(out)
+    # Minari's naming scheme
+    name = f"{spec.id.partition('-v')[0].replace('/', '-').lower()}/{folder.resolve().name}-v0"
+    extra = {"isqn_env_id": spec.id, "isqn_digest": dataset.digest}
+    storage.update_metadata({"dataset_id": name, "algorithm_name": dataset.index["policy"], **extra})
+    temporary.replace(out)
     return True

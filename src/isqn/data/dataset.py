@@ -1,9 +1,9 @@
-"""Datasets: rows of episodes in files that never change, mapped into memory, and an index that says what they are.
+"""Datasets on disk: episodes as rows in immutable, memory-mapped files, with an index that describes them.
 
-A folder holds `index.json` and shards of as many rows each, in safetensors: the columns `actions`, `rewards` and
-`ends`, and the frames, each once, those of images compressed as the replay's. Columns are read into memory, 6 bytes a
-row where actions are few; frames stay on disk until they are drawn, so that a dataset may be larger than memory, or
-are unpacked into memory at the first draw if they are few.
+A folder holds `index.json` and shards of equally many rows in safetensors. A shard has the columns `actions`, `rewards`
+and `ends`, and each frame once; image frames are compressed as in the replay buffer. Columns are read into memory (6
+bytes per row if actions are discrete and few). Frames are read from disk when they are sampled, so a dataset may be
+larger than memory; a small dataset is decompressed into memory when the first batch is sampled.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ Array = NDArray[Any]
 FORMAT = 1
 INDEX = "index.json"
 MINARI = ("metadata.json", "data/metadata.json")
-SHARD_ROWS, SHARD_BYTES = 2**16, 2**29  # at most; a shard is in memory while it is written
-UNPACKED_BYTES = 2**28  # frames that take less are kept in memory as they are, once they are drawn from
+SHARD_ROWS, SHARD_BYTES = 2**16, 2**29  # maximum size of a shard, which is held in memory while it is written
+UNPACKED_BYTES = 2**28  # datasets whose frames take at most this much are held in memory while they are sampled
 ZSTD_LEVEL = 3
 
 
 class Piece(NamedTuple):
-    """Consecutive rows of one episode, of which the last has ended. Rows of context may come first."""
+    """Consecutive rows of one episode, maybe preceded by rows of context; the last row is marked as an end."""
 
     frames: Array
-    actions: Array  # taken from a row; 0 where no step starts
-    rewards: Array
-    ends: Array
+    actions: Array  # action taken at each row; 0 where no step starts
+    rewards: Array  # reward of that step; 0 where no step starts
+    ends: Array  # role of each row in its episode, see `isqn.data.sample`
 
     @property
     def num_transitions(self) -> int:
@@ -50,23 +50,23 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True)
 class About:
-    """Where rows are from; written to the index as it is."""
+    """Provenance of a dataset, copied to its index."""
 
-    policy: str  # who played
-    source: str = ""  # what they were converted from
+    policy: str  # behaviour policy
+    source: str = ""  # format that the dataset was converted from; empty if it was recorded
     subset: str = "all"  # all, first or random-episodes
-    fraction: float = 1.0  # of the source, as it was asked for
-    seed: int = 0  # of a random subset, or of the games that were played for it
-    num_checkpoints: int = 1  # parts of the source, of each of which a subset was taken
+    fraction: float = 1.0  # requested fraction of the source
+    seed: int = 0  # seed of a random subset, or of the recorded episodes
+    num_checkpoints: int = 1  # number of parts of the source; the subset is taken of each part
 
 
 class Writer:
-    """Adds rows to a dataset. What was saved is whole after any kill; what came later is lost."""
+    """Writer of a dataset. After a crash, the rows of the last `save` are intact and later rows are lost."""
 
     def __init__(self, folder: Path, spec: EnvSpec, about: About) -> None:
         self.folder, self.spec, self.about = folder, spec, about
         self._layout = Layout.of(spec, 1, shard_rows(spec))
-        # checksums of blocks find a damaged one when it is drawn
+        # Each compressed block has a checksum, so a damaged block is detected when it is sampled.
         settings = {"checksum": True, "level": ZSTD_LEVEL} if spec.is_image else {}
         self._frames = make_frames(self._layout, compress=spec.is_image, **settings)
         self._shard_rows = self._layout.segment_rows
@@ -74,27 +74,27 @@ class Writer:
         self._rewards = np.zeros(self._shard_rows, np.float32)
         self._ends = np.zeros(self._shard_rows, np.uint8)
         self._files: list[Description] = []  # finished shards
-        self.total = 0  # rows
+        self.total = 0  # number of rows
 
     def add_first(self, frame: Array) -> None:
-        """The frame after a reset. An episode left unfinished before it counts as truncated."""
+        """Add the frame after a reset. An unfinished episode before it counts as truncated."""
         last = self._last
         if self.total and not self._ends[last] & ENDED:
             self._ends[last] = TRUNCATED
         self._append(frame, INSIDE)
 
     def add(self, action: Any, reward: float, terminated: bool, truncated: bool, frame: Array) -> None:
-        """The step taken from the last frame, and the frame it led to."""
+        """Add the step taken from the last frame, and the frame it led to."""
         self._actions[self._last], self._rewards[self._last] = action, reward
         self._append(frame, TERMINATED if terminated else TRUNCATED if truncated else INSIDE)
 
     def extend(self, piece: Piece) -> None:
-        """Rows that are complete."""
+        """Add the rows of a piece."""
         words = np.ascontiguousarray(piece.frames).reshape(len(piece.ends), -1).view(self._layout.word)
         done = 0
         while done < len(words):
-            place = self._begin_row()
-            rows = slice(done, min(len(words), done + self._shard_rows - place))
+            slot = self._next_slot()
+            rows = slice(done, min(len(words), done + self._shard_rows - slot))
             count = rows.stop - rows.start
             self._frames.extend(self.total, words[rows])
             for column, values in (
@@ -102,24 +102,25 @@ class Writer:
                 (self._rewards, piece.rewards),
                 (self._ends, piece.ends),
             ):
-                column[place : place + count] = values[rows]
+                column[slot : slot + count] = values[rows]
             self.total, done = self.total + count, rows.stop
 
     @property
     def _last(self) -> int:
+        """Index of the newest row in its shard."""
         return (self.total - 1) % self._shard_rows
 
-    def _begin_row(self) -> int:
-        """Its place in its shard; the one before is written if it is full."""
-        number, place = divmod(self.total, self._shard_rows)
-        if number > len(self._files):  # only now is the action of its last row known
+    def _next_slot(self) -> int:
+        """Return the index of the next row in its shard, and write the previous shard if it is full."""
+        number, slot = divmod(self.total, self._shard_rows)
+        if number > len(self._files):  # only now is the action of the shard's last row known
             self._files.append(self._write_shard(number - 1))
-        return place
+        return slot
 
     def _append(self, frame: Array, end: int) -> None:
-        place = self._begin_row()
+        slot = self._next_slot()
         self._frames.append(self.total, np.ascontiguousarray(frame).reshape(-1).view(self._layout.word))
-        self._actions[place], self._rewards[place], self._ends[place] = 0, 0, end
+        self._actions[slot], self._rewards[slot], self._ends[slot] = 0, 0, end
         self.total += 1
 
     def _write_shard(self, number: int) -> Description:
@@ -131,15 +132,16 @@ class Writer:
         return {**file, "rows": count, "columns_crc32": _columns_crc(arrays)}
 
     def save(self, *, tidy: bool = False, **more: Any) -> Description:
-        """Write what is new, and the index; describe, in JSON's terms, the files that hold the rows as they are.
+        """Write the new rows and the index; return a JSON-serialisable description of all files.
 
-        `tidy` deletes what is not in it any more: older states of the last shard, which a checkpoint may still need.
+        `more` are additional fields of the index. `tidy` deletes older versions of the last shard, which the checkpoint
+        of a run may still need.
         """
         files = list(self._files)
         if self.total > len(files) * self._shard_rows:
             files.append(self._write_shard(len(files)))
-        described = {"rows": self.total, "shard_rows": self._shard_rows, "files": files}
-        index = {"format": FORMAT, "spec": self.described_spec, **asdict(self.about), **described, **more}
+        description = {"rows": self.total, "shard_rows": self._shard_rows, "files": files}
+        index = {"format": FORMAT, "spec": self.spec_fields, **asdict(self.about), **description, **more}
         text = json.dumps({**index, "index_sha256": _digest(index)}, indent=1)
         self.folder.mkdir(parents=True, exist_ok=True)
         replace_text(self.folder / INDEX, text + "\n")
@@ -148,21 +150,23 @@ class Writer:
             named = {file["name"] for file in files}
             for path in [path for path in self.folder.glob("rows-*") if path.name not in named]:
                 path.unlink()
-        return described
+        return description
 
     def go_on(self, **same: Any) -> Description:
-        """With what the same work has left: what its index says, {} if there is none yet. `same` are fields that must
-        not have changed."""
-        require_place(self.folder)
-        left = [path.name for path in self.folder.iterdir()] if self.folder.exists() else []
-        if INDEX not in left:
-            if not all(name.startswith(("rows-", f".{INDEX}")) for name in left):
-                raise UserError(f"{self.folder} is not empty and no dataset; give --out another folder.")
+        """Resume an interrupted dataset in the folder; return its index, or {} if there is none yet.
+
+        The index must agree with the spec, the provenance and the fields `same`; a different dataset is refused.
+        """
+        check_output_folder(self.folder)
+        names = [path.name for path in self.folder.iterdir()] if self.folder.exists() else []
+        if INDEX not in names:
+            if not all(name.startswith(("rows-", f".{INDEX}")) for name in names):
+                raise UserError(f"{self.folder} is not empty and not a dataset; give --out another folder.")
             return {}
         index = read_index(self.folder)
-        mine = {**asdict(self.about), "spec": self.described_spec, **same}
-        if any(index.get(name) != value for name, value in mine.items()):
-            other = ", ".join(name for name, value in mine.items() if index.get(name) != value)
+        expected = {**asdict(self.about), "spec": self.spec_fields, **same}
+        if any(index.get(name) != value for name, value in expected.items()):
+            other = ", ".join(name for name, value in expected.items() if index.get(name) != value)
             raise UserError(
                 f"{self.folder} holds another dataset, which differs in {other}; give --out another folder, or delete "
                 "it."
@@ -170,20 +174,20 @@ class Writer:
         try:
             self.restore(index)
         except DamagedFile as error:
-            raise UserError(f"{error} Delete {self.folder}, and begin again.") from None
+            raise UserError(f"{error} Delete {self.folder} and start again.") from None
         return index
 
     @property
-    def described_spec(self) -> Description:
-        """In JSON's terms."""
+    def spec_fields(self) -> Description:
+        """The environment specification, JSON-serialisable."""
         return {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(self.spec).items()}
 
-    def restore(self, described: Description) -> None:
-        """Go on from what `save` described. Raises `DamagedFile` if a file is not what was written."""
-        self.total = described["rows"]
+    def restore(self, description: Description) -> None:
+        """Load the state that `save` described; raises `DamagedFile` if a file differs from what was written."""
+        self.total = description["rows"]
         if not self.total:
             return
-        *self._files, last = described["files"]  # the last may be full, but its last action still to come
+        *self._files, last = description["files"]  # the last shard may be full, but lack its last action
         arrays = safetensors.numpy.load(read_file(self.folder, last))
         for name, column in (("actions", self._actions), ("rewards", self._rewards), ("ends", self._ends)):
             column[: len(arrays[name])] = arrays[name]
@@ -191,16 +195,17 @@ class Writer:
 
 
 class Dataset:
-    """Rows that were written: read-only, drawn from as a replay is."""
+    """Read-only dataset that is sampled like a replay buffer."""
 
     def __init__(self, folder: Path, index: Description, rows: Rows) -> None:
         self.folder, self.index, self.rows, self.spec = folder, index, rows, rows.spec
-        self.digest = _digest(index)  # of what is in it, file by file
+        self.digest = _digest(index)  # identifies the content: the index has the checksum of every file
 
     @staticmethod
     def open(
         folder: Path, *, num_steps_return: int = 1, discount: float = 0.99, reward_clip: float | None = None
     ) -> Dataset:
+        """Open the dataset in a folder; the settings are those of sampled n-step returns."""
         index = read_index(folder)
         spec = spec_of(index)
         if not index["files"]:
@@ -209,7 +214,7 @@ class Dataset:
         shards = [_open_shard(path, file) for path, file in zip(paths, index["files"], strict=True)]
         actions, rewards, ends = (np.concatenate([shard[name] for shard in shards]) for name in COLUMNS)
         if not ends[-1] & ENDED:
-            ends[-1] = TRUNCATED  # nothing is known of what came after it
+            ends[-1] = TRUNCATED  # what came after this row is not known
         rows = Rows(
             spec,
             Layout.of(spec, 1, index["shard_rows"]),
@@ -225,11 +230,11 @@ class Dataset:
         )
         dataset = Dataset(folder, index, rows)
         if not dataset.num_transitions:
-            raise UserError(f"{folder} holds no transition: {len(ends)} rows, in none of which a step starts.")
+            raise UserError(f"{folder} holds no transition: no step starts at any of its {len(ends)} rows.")
         return dataset
 
     def require_complete(self) -> None:
-        """What is still being made would be another dataset when it is."""
+        """Refuse a dataset that is still being written, because its content would change."""
         if not self.index.get("complete", True):
             raise UserError(f"{self.folder} is not complete; the command that made it goes on with it.")
 
@@ -238,20 +243,22 @@ class Dataset:
         return int((self.rows.ends == INSIDE).sum())
 
     def episodes(self) -> tuple[Array, Array]:
-        """The first and the last row of each."""
+        """Return the first and the last row of each episode."""
         last = np.flatnonzero(self.rows.ends & ENDED)
         return np.concatenate([[0], last[:-1] + 1]), last
 
     def origin(self) -> Description:
-        """What a run should remember of it, in JSON's terms."""
-        told = ("policy", "source", "subset", "fraction", "seed", "num_checkpoints", "rows")
-        return {name: self.index[name] for name in told} | {"digest": self.digest}
+        """Return the provenance that a run records, JSON-serialisable."""
+        names = ("policy", "source", "subset", "fraction", "seed", "num_checkpoints", "rows")
+        return {name: self.index[name] for name in names} | {"digest": self.digest}
 
     def describe(self) -> str:
+        """Return one line for the user: size, environment and behaviour policy."""
         part = "" if self.index["subset"] == "all" else f" ({self.index['subset']}, {self.index['fraction']:.3g})"
         return f"{self.num_transitions:,} transitions of {self.spec.id} by {self.index['policy']}{part}"
 
     def sample(self, batch_size: int, generator: np.random.Generator) -> Transition:
+        """Sample a batch uniformly, with replacement; the first call loads a small dataset into memory."""
         if isinstance(self.rows.frames, StoredFrames) and unpacked_bytes(self.spec, self.rows.total):
             frames = RawFrames(Layout.of(self.spec, self.rows.total))
             frames.extend(0, self._words(0, self.rows.total))
@@ -259,19 +266,19 @@ class Dataset:
         return self.rows.sample(batch_size, generator)
 
     def pieces(self, since: int = 0, until: int | None = None) -> Iterator[Piece]:
-        """The steps that start in these rows, episode by episode. What lies before them is context."""
+        """Yield the steps that start in rows `since` to `until` (excluded), one piece per episode.
+
+        If a piece starts inside an episode, the rows that its first frame stack needs come first, as context.
+        """
         until = self.rows.total if until is None else until
         for first, last in zip(*map(np.ndarray.tolist, self.episodes()), strict=True):
-            start, end = (
-                max(first, since),
-                min(last, until),
-            )  # the row of the first step, and that which the last leads to
+            start, end = max(first, since), min(last, until)  # rows of the first step and of the last next frame
             if not (self.rows.ends[start:end] == INSIDE).any():
                 continue
-            here = slice(max(first, start - self.spec.frame_stack + 1), end + 1)
+            rows = slice(max(first, start - self.spec.frame_stack + 1), end + 1)
             columns = (self.rows.actions, self.rows.rewards, self.rows.ends)
-            piece = Piece(self.frames(here.start, here.stop), *(column[here].copy() for column in columns))
-            piece.ends[: start - here.start] = CONTEXT
+            piece = Piece(self.frames(rows.start, rows.stop), *(column[rows].copy() for column in columns))
+            piece.ends[: start - rows.start] = CONTEXT
             if end < last:
                 piece.ends[-1] = TRUNCATED
             for column in (piece.actions, piece.rewards):
@@ -279,7 +286,7 @@ class Dataset:
             yield piece
 
     def frames(self, first: int, end: int) -> Array:
-        """Those of some rows."""
+        """Return the frames of rows `first` to `end` (excluded)."""
         return self._words(first, end).view(self.spec.frame_dtype).reshape(-1, *self.spec.frame_shape)
 
     def _words(self, first: int, end: int) -> Array:
@@ -290,7 +297,7 @@ class Dataset:
 
 
 def damaged_files(folder: Path) -> Iterator[str]:
-    """Those that are not what was written; reads all of them."""
+    """Read all files and yield a sentence for each that differs from what was written."""
     for file in read_index(folder)["files"]:
         try:
             read_file(folder, file)
@@ -298,8 +305,8 @@ def damaged_files(folder: Path) -> Iterator[str]:
             yield str(error)
 
 
-def require_place(folder: Path) -> None:
-    """Where a dataset may be written: a folder, and none of another dataset's."""
+def check_output_folder(folder: Path) -> None:
+    """Refuse to write a dataset to a file, or inside another dataset."""
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is a file; give --out a folder.")
     for outer in folder.resolve().parents:
@@ -308,21 +315,21 @@ def require_place(folder: Path) -> None:
 
 
 def read_index(folder: Path) -> Description:
-    """Of a dataset that is there, or a sentence."""
+    """Read and verify the index of a dataset; the error for any other folder says what it is."""
     path = folder / INDEX
     if not path.is_file():
-        what = f"there is no {INDEX} in it" if folder.is_dir() else "there is no such folder"
+        problem = f"there is no {INDEX} in it" if folder.is_dir() else "there is no such folder"
         hint = (
-            "`isqn data collect` and `isqn data convert` make datasets, and `isqn train dqn --record-dataset` does "
-            "while it learns."
+            "`isqn data collect` and `isqn data convert` make datasets, as does `isqn train dqn --record-dataset` "
+            "during training."
         )
         if (folder / "dataset" / INDEX).is_file():
-            hint = f"it is a run, whose dataset is {folder / 'dataset'}."
+            hint = f"it is a run; its dataset is {folder / 'dataset'}."
         elif (folder / "config.toml").is_file():
-            hint = f"it is a run, of which `isqn data collect {folder} -o DIR` makes one."
+            hint = f"it is a run; `isqn data collect {folder} -o DIR` makes a dataset with its agent."
         elif any((folder / name).is_file() for name in MINARI):
-            hint = f"it is one of Minari, of which `isqn data convert {folder} -o DIR` makes one."
-        raise UserError(f"{folder} is not a dataset: {what}; {hint}")
+            hint = f"it is a Minari dataset; `isqn data convert {folder} -o DIR` converts it."
+        raise UserError(f"{folder} is not a dataset: {problem}; {hint}")
     try:
         index = json.loads(path.read_text())
         if index.pop("index_sha256") != _digest(index):
@@ -335,39 +342,43 @@ def read_index(folder: Path) -> Description:
 
 
 def unpacked_bytes(spec: EnvSpec, rows: int) -> int:
-    """What frames take in memory while they are learned from; 0: they stay on disk. An update of a small network takes
-    less time than to unpack its batch."""
+    """Return the size of the frames if they are held in memory while training, or 0 if they are read from disk.
+
+    Small datasets are held in memory because decompressing a batch takes longer than an update of a small network.
+    """
     size = rows * Layout.of(spec, 1).frame_bytes
     return size if size <= UNPACKED_BYTES else 0
 
 
 def shard_rows(spec: EnvSpec) -> int:
-    """As many as fit, in whole blocks."""
+    """Return the number of rows in a shard: as many whole blocks as fit."""
     fit = SHARD_BYTES // Layout.of(spec, 1).frame_bytes // BLOCK_ROWS * BLOCK_ROWS
     return min(SHARD_ROWS, max(BLOCK_ROWS, fit))
 
 
 def spec_of(index: Description) -> EnvSpec:
+    """Return the environment specification stored in an index."""
     fields: Any = {name: tuple(v) if isinstance(v, list) else v for name, v in index["spec"].items()}
     return EnvSpec(**fields)
 
 
 def _open_shard(path: Path, file: Description) -> dict[str, Array]:
+    """Map a shard into memory, and verify its size and the checksum of its columns."""
     size = path.stat().st_size if path.is_file() else None
     if size != file["bytes"]:
-        found = "is missing" if size is None else f"has {size:,} bytes and was written with {file['bytes']:,}"
-        raise UserError(f"{path} {found}; copy the dataset again, or make it anew.")
+        problem = "is missing" if size is None else f"has {size:,} bytes and was written with {file['bytes']:,}"
+        raise UserError(f"{path} {problem}; copy or make the dataset again.")
     try:
         arrays = map_arrays(path)
         if _columns_crc(arrays) != file["columns_crc32"]:
             raise DamagedFile(f"{path} is damaged: the checksum of its columns differs.")
         return arrays
     except (DamagedFile, KeyError) as error:
-        raise UserError(f"{error} Copy the dataset again, or make it anew.") from None
+        raise UserError(f"{error} Copy or make the dataset again.") from None
 
 
 def _columns_crc(arrays: dict[str, Array]) -> int:
-    """Of all but frames that are compressed, whose blocks have checksums of their own."""
+    """Return the checksum of all arrays except compressed frames, whose blocks have their own checksums."""
     checksum = 0
     for name in (*COLUMNS, *(("block_ends", "open_frames") if "block_ends" in arrays else ("frames",))):
         checksum = crc32(np.ascontiguousarray(arrays[name]).data.cast("B") if arrays[name].size else b"", checksum)

@@ -1,8 +1,8 @@
-"""The replay of the compiled loop: plain arrays on the device, one row for each step, all seeds in step.
+"""Replay buffer of the compiled loop: arrays on the device, one row per step.
 
-Each row holds both ends of its step, so that the last observation of an episode needs no row of its own
-and seeds whose episodes end at different times stay aligned. Boolean observations (MinAtar) are kept as
-bits: 50 bytes instead of 400.
+Each row holds both `obs` and `next_obs`. The last observation of an episode then needs no row of its own, so parallel
+seeds stay aligned although their episodes end at different times. Boolean observations (MinAtar) are packed into bits:
+50 bytes instead of 400.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from isqn.types import Array, EnvSpec, Transition, num_bytes
 
 
 class Rows(NamedTuple):
-    """A ring: the step taken at time t is row t modulo the capacity."""
+    """Ring buffer of steps: the step at time t is row t modulo the capacity."""
 
     obs: Array
     action: Array
     reward: Array
     terminated: Array
-    ended: Array  # terminated or truncated
+    ended: Array  # whether the episode ended at this step (terminated or truncated)
     next_obs: Array
-    explored: Array  # whether another action looked better
+    explored: Array  # whether another action had a higher value
 
 
 class DeviceReplay(NamedTuple):
-    """What sampling needs to know; the rows themselves are part of the loop's state."""
+    """Settings and pure functions of the replay buffer; its `Rows` are part of the loop's state."""
 
     spec: EnvSpec
     capacity: int
@@ -39,61 +39,63 @@ class DeviceReplay(NamedTuple):
 
     @property
     def is_packed(self) -> bool:
+        """Whether observations are stored as bits."""
         return self.spec.frame_dtype == "bool"
 
     def init(self) -> Rows:
+        """Return an empty ring buffer."""
         size = int(np.prod(self.spec.obs_shape))
         width, dtype = (-(-size // 8), "uint8") if self.is_packed else (size, self.spec.frame_dtype)
 
-        def rows(dtype: str, *shape: int) -> Array:
+        def column(dtype: str, *shape: int) -> Array:
             return jnp.zeros((self.capacity, *shape), dtype)
 
         return Rows(
-            obs=rows(dtype, width),
-            action=rows("int32"),
-            reward=rows("float32"),
-            terminated=rows("bool"),
-            ended=rows("bool"),
-            next_obs=rows(dtype, width),
-            explored=rows("bool"),
+            obs=column(dtype, width),
+            action=column("int32"),
+            reward=column("float32"),
+            terminated=column("bool"),
+            ended=column("bool"),
+            next_obs=column(dtype, width),
+            explored=column("bool"),
         )
 
     @property
     def nbytes(self) -> int:
-        """Exact, known before anything is allocated."""
+        """Exact size in bytes, computed without allocating anything."""
         return num_bytes(jax.eval_shape(self.init))
 
     def add(self, rows: Rows, time: Array, row: Rows) -> Rows:
         """Write the step taken at `time`, counted from 0."""
         row = row._replace(obs=self._encode(row.obs), next_obs=self._encode(row.next_obs))
-        place = time % self.capacity
-        return jax.tree.map(lambda ring, new: jax.lax.dynamic_update_index_in_dim(ring, new, place, 0), rows, row)
+        slot = time % self.capacity
+        return jax.tree.map(lambda ring, new: jax.lax.dynamic_update_index_in_dim(ring, new, slot, 0), rows, row)
 
     def sample(self, rows: Rows, num_added: Array | int, key: Array, batch_size: int) -> Transition:
-        """Uniform over the steps whose n-step return is complete whatever follows."""
+        """Sample n-step transitions uniformly from the steps that have n - 1 successors in the buffer."""
         n = self.num_steps_return
         size = jnp.minimum(num_added, self.capacity)
         start = num_added - size + jax.random.randint(key, (batch_size,), 0, size - n + 1)
         steps = (start[:, None] + jnp.arange(n)) % self.capacity  # (B, n)
         ended = rows.ended[steps]
-        # A step counts unless an earlier one of its window ended the episode.
+        # A step counts towards the return unless an earlier step of its window ended the episode.
         counts = jnp.cumprod(jnp.concatenate([jnp.ones((batch_size, 1), bool), ~ended[:, :-1]], axis=1), axis=1)
         rewards = rows.reward[steps]
         if self.reward_clip is not None:
             rewards = jnp.clip(rewards, -self.reward_clip, self.reward_clip)
         powers = self.discount ** jnp.arange(n, dtype=jnp.float32)
-        taken = counts.sum(axis=1)
-        last = jnp.take_along_axis(steps, taken[:, None] - 1, axis=1)[:, 0]
+        num_steps = counts.sum(axis=1)
+        last = jnp.take_along_axis(steps, num_steps[:, None] - 1, axis=1)[:, 0]
         return Transition(
             obs=self._decode(rows.obs[steps[:, 0]]),
             action=rows.action[steps[:, 0]],
             reward=(rewards * counts * powers).sum(axis=1),
-            discount=jnp.float32(self.discount) ** taken * ~rows.terminated[last],
+            discount=jnp.float32(self.discount) ** num_steps * ~rows.terminated[last],
             next_obs=self._decode(rows.next_obs[last]),
         )
 
     def latest(self, rows: Rows, num_added: Array | int) -> Transition:
-        """The step that was added last, as a batch of one: all that a stream is learned from."""
+        """Return the newest step as a batch of one, for agents that learn online from a stream."""
         row = jax.tree.map(lambda ring: jnp.take(ring, (num_added - 1) % self.capacity, axis=0)[None], rows)
         return Transition(
             obs=self._decode(row.obs),

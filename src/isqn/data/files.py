@@ -1,4 +1,4 @@
-"""Files of checkpoints and datasets that never change once written: named after their content, checked when read."""
+"""Immutable files of checkpoints and datasets, named after a checksum of their content that is verified on reading."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ Description = dict[str, Any]
 
 
 class DamagedFile(Exception):
-    """A file of a checkpoint is missing or is not what was written."""
+    """Raised if a file of a checkpoint or dataset is missing, or differs from what was written."""
 
 
 def write_file(folder: Path, stem: str, content: bytes) -> Description:
-    """Write aside, flush, rename. The name carries the checksum, so a file that an older checkpoint names is
-    never written again, even if a run goes back and takes another way."""
+    """Write a file atomically and return its description: name, bytes and SHA-256.
+
+    The name contains the checksum, so a file of an older checkpoint is never overwritten, even if a run is resumed from
+    that checkpoint and then differs.
+    """
     checksum = sha256(content).hexdigest()
     path = folder / f"{stem}-{checksum[:16]}.safetensors"
     if not path.exists():
@@ -30,6 +33,7 @@ def write_file(folder: Path, stem: str, content: bytes) -> Description:
 
 
 def read_file(folder: Path, file: Description) -> bytes:
+    """Read a file and verify its size and checksum; raises `DamagedFile`."""
     path = folder / file["name"]
     if not path.exists():
         raise DamagedFile(f"{path} is missing.")
@@ -40,20 +44,20 @@ def read_file(folder: Path, file: Description) -> bytes:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """The old text or the new one, whatever happens."""
-    aside = path.with_name(f".{path.name}.writing")
-    aside.write_text(text, encoding="utf-8")
-    sync(aside)
-    os.replace(aside, path)
+    """Write a text file atomically: after a crash it holds the old text or the new text."""
+    temporary = path.with_name(f".{path.name}.writing")
+    temporary.write_text(text, encoding="utf-8")
+    sync(temporary)
+    os.replace(temporary, path)
 
 
 def sync(path: Path) -> None:
-    """Make a file, or the names in a folder, safe from a power cut."""
+    """Flush a file, or the entries of a folder, to disk (fsync)."""
     handle = os.open(path, os.O_RDONLY)
     os.fsync(handle)
     os.close(handle)
 
 
 def files_needed(description: Description) -> list[str]:
-    """Names, within its folder, of the files that a description refers to."""
+    """List the names of the files of a description, relative to its folder."""
     return [file["name"] for file in description["files"]]

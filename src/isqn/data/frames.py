@@ -1,7 +1,7 @@
-"""Frames, each stored once: raw, or compressed in blocks of a few, each frame as its difference from the one before it.
+"""Storage of frames, each stored once: raw, or compressed in small blocks of differences between consecutive frames.
 
-Rows are numbered from the first one ever added and grouped in segments. A finished segment never changes, so that it
-is written to disk only once. `read` is the same for frames in memory and on disk.
+Rows are numbered from the first one ever added and grouped into segments. A finished segment never changes, so it is
+written to disk only once. Frames in memory and on disk share the same `read` interface.
 """
 
 from __future__ import annotations
@@ -27,29 +27,32 @@ from isqn.types import EnvSpec, UserError
 
 Array = NDArray[Any]
 
-# A sample decodes one or two blocks. 16 frames in a block need 19 % less memory and take a third more time.
+# Reading one sample decodes one or two blocks. Blocks of 16 frames need 19 % less memory but a third more time.
 BLOCK_ROWS = 8
-ZSTD_LEVEL = 9  # 5 % smaller than the default level for 0.03 ms per frame; decoding is as fast
+ZSTD_LEVEL = 9  # 5 % smaller than the default level, for 0.03 ms per frame; decoding is equally fast
 MAX_SEGMENT_ROWS = 4096
 
 
 class Frames(Protocol):
+    """Readable frames, in memory or on disk."""
+
     def read(self, window: Array, origin: Array, first: Array, last: Array) -> None:
-        """Write rows first[i] to last[i] into window[i], whose place 0 stands for row origin[i]."""
+        """Copy the frames of rows first[i] to last[i] into window[i], where index 0 stands for row origin[i]."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Sizes that follow from a specification and a number of rows."""
+    """Sizes of the storage of frames."""
 
     frame_bytes: int
-    reach_rows: int  # how far back a row can be of use: the capacity, and the stack of the oldest start
+    reach_rows: int  # rows that are needed: the capacity, and the older frames in the stack of the oldest start
     segment_rows: int
     num_segments: int
-    word: np.dtype[Any]  # frames are moved and compared as rows of these, whatever their type
+    word: np.dtype[Any]  # unsigned integer that divides a frame; frames of any dtype are copied as words
 
     @staticmethod
     def of(spec: EnvSpec, capacity: int, segment_rows: int | None = None) -> Layout:
+        """Return the layout for an environment and a number of rows that can be sampled."""
         frame_bytes = prod(spec.frame_shape) * np.dtype(spec.frame_dtype).itemsize
         if segment_rows is None:
             segment_rows = min(MAX_SEGMENT_ROWS, max(1, capacity // 64 // BLOCK_ROWS) * BLOCK_ROWS)
@@ -59,16 +62,18 @@ class Layout:
             frame_bytes=frame_bytes,
             reach_rows=reach_rows,
             segment_rows=segment_rows,
-            num_segments=(reach_rows + segment_rows - 2) // segment_rows + 1,  # wherever the reach begins
+            num_segments=(reach_rows + segment_rows - 2) // segment_rows + 1,  # enough wherever the reach starts
             word=np.dtype(f"u{word}"),
         )
 
     @property
     def ring_rows(self) -> int:
+        """Number of rows in the ring buffer: whole segments."""
         return self.segment_rows * self.num_segments
 
     @property
     def words(self) -> int:
+        """Number of words in a frame."""
         return self.frame_bytes // self.word.itemsize
 
 
@@ -76,6 +81,8 @@ class Layout:
 
 
 class RawFrames:
+    """Ring buffer of uncompressed frames."""
+
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
         self._ring = np.zeros((layout.ring_rows, layout.words), layout.word)
@@ -88,7 +95,7 @@ class RawFrames:
         self._ring[row % len(self._ring)] = frame
 
     def extend(self, row: int, frames: Array) -> None:
-        """Rows of one segment."""
+        """Append the frames of several rows of one segment, starting at `row`."""
         first = row % len(self._ring)
         self._ring[first : first + len(frames)] = frames
 
@@ -98,22 +105,24 @@ class RawFrames:
         window[wanted] = self._ring[rows[wanted] % len(self._ring)]
 
     def segment(self, number: int, num_rows: int) -> dict[str, Array]:
+        """Return the arrays of a segment, to be saved."""
         first = number * self._layout.segment_rows % len(self._ring)
         return {"frames": self._ring[first : first + num_rows]}
 
     def restore(self, number: int, arrays: dict[str, Array]) -> None:
+        """Load the saved arrays of a segment."""
         first = number * self._layout.segment_rows % len(self._ring)
         self._ring[first : first + len(arrays["frames"])] = arrays["frames"]
 
 
 class CompressedFrames:
-    """Blocks of frames, one after the other in a buffer per segment; the unfinished block is kept raw."""
+    """Compressed blocks of frames, concatenated in one buffer per segment; the unfinished block is stored raw."""
 
     def __init__(self, layout: Layout, level: int = ZSTD_LEVEL, checksum: bool = False) -> None:
         self._blocks_per_segment = layout.segment_rows // BLOCK_ROWS
         self._num_segments = layout.num_segments
         self._buffers: dict[int, bytes | bytearray] = {}
-        self._ends = np.zeros(layout.ring_rows // BLOCK_ROWS, np.uint32)  # of each block, in its buffer
+        self._ends = np.zeros(layout.ring_rows // BLOCK_ROWS, np.uint32)  # end offset of each block in its buffer
         self._open = np.zeros((BLOCK_ROWS, layout.words), layout.word)
         self._num_closed = 0
         self._compressor = zstandard.ZstdCompressor(level=level, write_checksum=checksum)
@@ -124,13 +133,13 @@ class CompressedFrames:
         return sum(map(sys.getsizeof, self._buffers.values())) + self._ends.nbytes + self._open.nbytes
 
     def append(self, row: int, frame: Array) -> None:
-        place = row % BLOCK_ROWS
-        self._open[place] = frame
-        if place == BLOCK_ROWS - 1:
+        index = row % BLOCK_ROWS
+        self._open[index] = frame
+        if index == BLOCK_ROWS - 1:
             self._close_block(self._open)
 
     def extend(self, row: int, frames: Array) -> None:
-        """Rows of one segment."""
+        """Append the frames of several rows of one segment, starting at `row`."""
         while len(frames):
             if row % BLOCK_ROWS or len(frames) < BLOCK_ROWS:
                 self.append(row, frames[0])
@@ -140,31 +149,34 @@ class CompressedFrames:
                 row, frames = row + BLOCK_ROWS, frames[BLOCK_ROWS:]
 
     def _close_block(self, frames: Array) -> None:
-        number, place = divmod(self._num_closed, self._blocks_per_segment)
-        if place == 0:
+        """Compress a full block: its first frame, then the XOR of each frame with the one before it."""
+        number, index = divmod(self._num_closed, self._blocks_per_segment)
+        if index == 0:
             self._buffers.pop(number - self._num_segments, None)
         differences = frames.copy()
         differences[1:] ^= frames[:-1]
         buffer = self._buffers.setdefault(number, bytearray())
         buffer += self._compressor.compress(differences.tobytes())
         self._ends[self._num_closed % len(self._ends)] = len(buffer)
-        # A full buffer is frozen: exactly as large as it must be, and out of the way of those that grow.
-        self._buffers[number] = bytes(buffer) if place == self._blocks_per_segment - 1 else buffer
+        # A full buffer becomes immutable bytes, which are exactly as large as needed.
+        self._buffers[number] = bytes(buffer) if index == self._blocks_per_segment - 1 else buffer
         self._num_closed += 1
 
     def read(self, window: Array, origin: Array, first: Array, last: Array) -> None:
         _read_by_blocks(window, origin, first, last, self._read_block)
 
     def _read_block(self, block: int, skip: int, out: Array) -> None:
+        """Copy the frames of a block to `out`, without the first `skip`."""
         if block == self._num_closed:
             out[:] = self._open[skip : skip + len(out)]
             return
-        number, place = divmod(block, self._blocks_per_segment)
+        number, index = divmod(block, self._blocks_per_segment)
         slot = block % len(self._ends)
-        begin = self._ends[slot - 1] if place else 0
-        _undo(self._decompressor.decompress(self._buffers[number][begin : self._ends[slot]]), skip, out)
+        start = self._ends[slot - 1] if index else 0
+        _decode_differences(self._decompressor.decompress(self._buffers[number][start : self._ends[slot]]), skip, out)
 
     def segment(self, number: int, num_rows: int) -> dict[str, Array]:
+        """Return the arrays of a segment, to be saved."""
         first = number * self._blocks_per_segment % len(self._ends)
         count, num_open = divmod(num_rows, BLOCK_ROWS)
         return {
@@ -174,6 +186,7 @@ class CompressedFrames:
         }
 
     def restore(self, number: int, arrays: dict[str, Array]) -> None:
+        """Load the saved arrays of a segment."""
         first = number * self._blocks_per_segment % len(self._ends)
         count, num_open = len(arrays["block_ends"]), len(arrays["open_frames"])
         self._ends[first : first + count] = arrays["block_ends"]
@@ -185,120 +198,123 @@ class CompressedFrames:
 
 
 def make_frames(layout: Layout, *, compress: bool, **settings: Any) -> RawFrames | CompressedFrames:
+    """Return empty storage; `settings` are those of `CompressedFrames`."""
     return CompressedFrames(layout, **settings) if compress else RawFrames(layout)
 
 
 def _read_by_blocks(
     window: Array, origin: Array, first: Array, last: Array, read_block: Callable[[int, int, Array], None]
 ) -> None:
-    for places, start, row, end in zip(window, origin.tolist(), first.tolist(), last.tolist(), strict=True):
+    """Implement `Frames.read` with a function that reads (a part of) one block."""
+    for frames, start, row, end in zip(window, origin.tolist(), first.tolist(), last.tolist(), strict=True):
         while row <= end:
             block, skip = divmod(row, BLOCK_ROWS)
             count = min(BLOCK_ROWS - skip, end - row + 1)
-            read_block(block, skip, places[row - start : row - start + count])
+            read_block(block, skip, frames[row - start : row - start + count])
             row += count
 
 
-def _undo(raw: bytes, skip: int, out: Array) -> None:
-    """Frames from the differences of a block, without the first few."""
+def _decode_differences(raw: bytes, skip: int, out: Array) -> None:
+    """Rebuild the frames of a block from their differences, without the first `skip`."""
     differences = np.frombuffer(raw, out.dtype).reshape(BLOCK_ROWS, -1)
     frame = np.bitwise_xor.reduce(differences[: skip + 1], axis=0, out=out[0])
-    for place, difference in enumerate(differences[skip + 1 : skip + len(out)], start=1):
-        frame = np.bitwise_xor(frame, difference, out=out[place])
+    for index, difference in enumerate(differences[skip + 1 : skip + len(out)], start=1):
+        frame = np.bitwise_xor(frame, difference, out=out[index])
 
 
 # -- on disk
 
 
 class StoredFrames:
-    """Segments in files that are mapped into memory: what is not looked at is not read."""
+    """Segments in memory-mapped files; only the frames that are accessed are read from disk."""
 
     def __init__(self, paths: list[Path], segments: list[dict[str, Array]], segment_rows: int) -> None:
         self._paths, self._segments, self._segment_rows = paths, segments, segment_rows
-        self._maps = [_map_of(segment["frames"]) for segment in segments]
+        self._maps = [_locate(segment["frames"]) for segment in segments]
         self._decompressor = zstandard.ZstdDecompressor()
         self._is_compressed = "block_ends" in segments[0]
 
     def read(self, window: Array, origin: Array, first: Array, last: Array) -> None:
         if self._is_compressed:
             for block in np.unique(np.stack([first, last]) // BLOCK_ROWS).tolist():
-                self._ask_for(block)
+                self._prefetch(block)
             _read_by_blocks(window, origin, first, last, self._read_block)
             return
         rows = origin[:, None] + np.arange(window.shape[1])
         wanted = (rows >= first[:, None]) & (rows <= last[:, None])
         for number in np.unique(rows[wanted] // self._segment_rows):
-            here = wanted & (rows // self._segment_rows == number)
-            window[here] = self._segments[number]["frames"][rows[here] % self._segment_rows]
+            in_segment = wanted & (rows // self._segment_rows == number)
+            window[in_segment] = self._segments[number]["frames"][rows[in_segment] % self._segment_rows]
 
     def _bounds(self, block: int) -> tuple[int, int, int]:
-        """Segment and bytes of its frames; none for a last block that is not full."""
-        number, place = divmod(block, self._segment_rows // BLOCK_ROWS)
+        """Return the segment of a block and its byte range there, which is (0, 0) for an unfinished last block."""
+        number, index = divmod(block, self._segment_rows // BLOCK_ROWS)
         ends = self._segments[number]["block_ends"]
-        end = int(ends[place]) if place < len(ends) else 0
-        return number, int(ends[place - 1]) if place and end else 0, end
+        end = int(ends[index]) if index < len(ends) else 0
+        return number, int(ends[index - 1]) if index and end else 0, end
 
-    def _ask_for(self, block: int) -> None:
-        """Of the system, before it is needed: what is not in memory is then read for a whole batch at once."""
-        number, begin, end = self._bounds(block)
+    def _prefetch(self, block: int) -> None:
+        """Ask the system to load a block; the missing blocks of a whole batch are then read from disk together."""
+        number, start, end = self._bounds(block)
         mapped, offset = self._maps[number]
-        begin, end = offset + begin, offset + end
-        first = begin - begin % mmap.PAGESIZE
-        if end > begin:
+        start, end = offset + start, offset + end
+        first = start - start % mmap.PAGESIZE
+        if end > start:
             mapped.madvise(mmap.MADV_WILLNEED, first, end - first)
 
     def _read_block(self, block: int, skip: int, out: Array) -> None:
-        number, begin, end = self._bounds(block)
-        segment, place = self._segments[number], block % (self._segment_rows // BLOCK_ROWS)
+        """Copy the frames of a block to `out`, without the first `skip`."""
+        number, start, end = self._bounds(block)
+        segment, index = self._segments[number], block % (self._segment_rows // BLOCK_ROWS)
         if not end:
             out[:] = segment["open_frames"][skip : skip + len(out)]
             return
         size = BLOCK_ROWS * out.shape[1] * out.dtype.itemsize
         try:
-            raw = self._decompressor.decompress(segment["frames"][begin:end].data, max_output_size=size)
-            _undo(raw, skip, out)
+            raw = self._decompressor.decompress(segment["frames"][start:end].data, max_output_size=size)
+            _decode_differences(raw, skip, out)
         except (zstandard.ZstdError, ValueError) as error:
-            where = f"block {place}, at byte {begin:,} of its frames"
+            where = f"block {index}, at byte {start:,} of its frames"
             raise UserError(f"{self._paths[number]} is damaged: {where} ({error}).") from error
 
 
 def map_arrays(path: Path) -> dict[str, Array]:
-    """The arrays of a safetensors file, mapped into memory: its length, a header in JSON, then their bytes."""
+    """Memory-map the arrays of a safetensors file (length of the header, header in JSON, data)."""
     try:
-        _allow_files()
+        _raise_open_file_limit()
         with path.open("rb") as file:
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        mapped.madvise(mmap.MADV_RANDOM)  # what lies behind what is read is not read too
+        mapped.madvise(mmap.MADV_RANDOM)  # no read-ahead
         data = np.frombuffer(mapped, np.uint8)
         length = int.from_bytes(data[:8].tobytes(), "little")
         header = json.loads(data[8 : 8 + length].tobytes())
         header.pop("__metadata__", None)
         arrays = {}
-        for name, described in header.items():
-            begin, end = (8 + length + offset for offset in described["data_offsets"])
-            arrays[name] = data[begin:end].view(_TYPES[described["dtype"]]).reshape(described["shape"])
+        for name, entry in header.items():
+            start, end = (8 + length + offset for offset in entry["data_offsets"])
+            arrays[name] = data[start:end].view(_DTYPES[entry["dtype"]]).reshape(entry["shape"])
         return arrays
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DamagedFile(f"{path} cannot be read: {error}.") from error
 
 
 @cache
-def _allow_files() -> None:
-    """A map keeps its file open: as many as the system lets this process have."""
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+def _raise_open_file_limit() -> None:
+    """Allow as many open files as the system permits, because every map keeps its file open."""
+    hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     with suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
 
 
-def _map_of(array: Array) -> tuple[mmap.mmap, int]:
-    """The map that an array lies in, and where."""
+def _locate(array: Array) -> tuple[mmap.mmap, int]:
+    """Return the memory map that holds an array, and the array's offset in it."""
     base: Any = array
     while not isinstance(base, mmap.mmap):
         base = base.obj if isinstance(base, memoryview) else base.base
     return base, array.ctypes.data - np.frombuffer(base, np.uint8).ctypes.data
 
 
-_TYPES = {
+_DTYPES = {
     **{f"{kind}{8 * size}": f"{kind.lower()}{size}" for kind in "UIF" for size in (1, 2, 4, 8)},
     "BOOL": "bool",
 }

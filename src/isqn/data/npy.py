@@ -1,4 +1,4 @@
-"""Arrays in gzip of npy, as Dopamine's replay logs them, read as a stream: a checkpoint of frames is 7 GB."""
+"""Streaming reader of gzipped .npy files, as Dopamine's replay logs them; one checkpoint of frames is 7 GB unpacked."""
 
 from __future__ import annotations
 
@@ -18,53 +18,55 @@ from isqn.types import UserError
 
 Array = NDArray[Any]
 
-MOST_HEADER = 2**16
-CHUNK = 2**20
-OF_HEADERS = (SyntaxError, KeyError, TypeError, RecursionError, MemoryError)
-DAMAGE = (OSError, EOFError, ValueError, zlib.error, *OF_HEADERS)
+MAX_HEADER_BYTES = 2**16
+READ_BYTES = 2**20
+HEADER_ERRORS = (SyntaxError, KeyError, TypeError, RecursionError, MemoryError)
+READ_ERRORS = (OSError, EOFError, ValueError, zlib.error, *HEADER_ERRORS)
 
 
 class NpyStream:
-    """The rows of one array, from the first to the last."""
+    """Rows of one array, read from the first to the last."""
 
     def __init__(self, path: Path) -> None:
         self.path, self._offset = path, 0
-        with self._named():
+        with self._report_damage():
             self._file: BinaryIO = gzip.open(path, "rb")  # type: ignore[assignment]  # noqa: SIM115
-            shape, dtype = self._header()
+            shape, dtype = self._read_header()
         self.shape, self.dtype = shape, dtype
         self.row_bytes = prod(shape[1:]) * dtype.itemsize
 
-    def _header(self) -> tuple[tuple[int, ...], np.dtype[Any]]:
-        """Of any version: magic, how long it is, and a Python dictionary. numpy's own reader believes any length."""
+    def _read_header(self) -> tuple[tuple[int, ...], np.dtype[Any]]:
+        """Read the header (any version) and return the shape and dtype.
+
+        The header is the magic bytes, its length and a Python dictionary. numpy's own reader trusts any length.
+        """
         magic, version, _ = self._read(6), self._read(1)[0], self._read(1)
         if magic != b"\x93NUMPY" or version not in (1, 2, 3):
-            raise ValueError("it does not begin as npy does")
+            raise ValueError("it does not start with the magic bytes of npy")
         length = int.from_bytes(self._read(2 if version == 1 else 4), "little")
-        if length > MOST_HEADER:
+        if length > MAX_HEADER_BYTES:
             raise ValueError(f"its header claims {length:,} bytes")
-        described = ast.literal_eval(self._read(length).decode("latin1"))
-        shape, dtype = described["shape"], np.dtype(described["descr"])
+        header = ast.literal_eval(self._read(length).decode("latin1"))
+        shape, dtype = header["shape"], np.dtype(header["descr"])
         if not (isinstance(shape, tuple) and shape and all(type(side) is int and side >= 0 for side in shape)):
             raise ValueError(f"its shape is {shape!r}")
-        if described["fortran_order"] or dtype.hasobject or not dtype.itemsize or prod(shape) >= 2**48:
+        if header["fortran_order"] or dtype.hasobject or not dtype.itemsize or prod(shape) >= 2**48:
             raise ValueError(f"{dtype} of shape {shape} cannot be read row by row")
         return shape, dtype
 
-    def rows(self, most: int) -> Iterator[Array]:
-        """All of them, so many at a time."""
-        with self._named():
-            for first in range(0, self.shape[0], most):
-                count = min(most, self.shape[0] - first)
+    def rows(self, max_rows: int) -> Iterator[Array]:
+        """Yield all rows, at most `max_rows` at a time."""
+        with self._report_damage():
+            for first in range(0, self.shape[0], max_rows):
+                count = min(max_rows, self.shape[0] - first)
                 yield np.frombuffer(self._read(count * self.row_bytes), self.dtype).reshape(count, *self.shape[1:])
             if self._file.read(1):
-                raise ValueError(f"there is more behind its {self.shape[0]:,} rows")
+                raise ValueError(f"there is more data after its {self.shape[0]:,} rows")
 
     def _read(self, size: int) -> bytes:
+        """Read in small parts, so that a damaged header cannot make it allocate more than the file holds."""
         parts = []
-        while size and (
-            part := self._file.read(min(size, CHUNK))
-        ):  # what a header claims is not taken before it is there
+        while size and (part := self._file.read(min(size, READ_BYTES))):
             parts.append(part)
             size -= len(part)
             self._offset += len(part)
@@ -73,24 +75,25 @@ class NpyStream:
         return b"".join(parts)
 
     @contextmanager
-    def _named(self) -> Iterator[None]:
-        """Whatever is wrong is said with the file and the place in what it unpacks to."""
+    def _report_damage(self) -> Iterator[None]:
+        """Turn any reading error into a `UserError` that names the file and the position in its content."""
         try:
             yield
-        except DAMAGE as error:
-            where = f"at byte {self._offset:,} of what it unpacks to"
-            why = "its header is not one of npy" if isinstance(error, OF_HEADERS) else error
-            raise UserError(f"{self.path} is damaged {where}: {why}.") from error
+        except READ_ERRORS as error:
+            reason = "its header is not that of an npy file" if isinstance(error, HEADER_ERRORS) else error
+            raise UserError(
+                f"{self.path} is damaged at byte {self._offset:,} of its decompressed data: {reason}."
+            ) from error
 
     def close(self) -> None:
         self._file.close()
 
 
 def read_column(path: Path) -> Array:
-    """One number for each row."""
+    """Read a one-dimensional array of numbers."""
     stream = NpyStream(path)
     if len(stream.shape) != 1 or stream.dtype.kind not in "biuf":
-        raise UserError(f"{path} holds {stream.dtype} of shape {stream.shape}; a column of numbers belongs there.")
+        raise UserError(f"{path} holds {stream.dtype} of shape {stream.shape}; it must be one column of numbers.")
     parts = [*stream.rows(2**16)]
     stream.close()
     return np.concatenate(parts) if parts else np.empty(0, stream.dtype)

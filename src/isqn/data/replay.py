@@ -1,4 +1,7 @@
-"""The host replay: every frame is stored once, in rings; stacks and n-step returns are built when a batch is drawn."""
+"""Replay buffer of the host loop.
+
+Every frame is stored once, in a ring buffer; frame stacks and n-step returns are built when a batch is sampled.
+"""
 
 from __future__ import annotations
 
@@ -17,16 +20,16 @@ from isqn.types import EnvSpec, Transition, UserError
 
 Array = NDArray[Any]
 
-COMPRESSED_SHARE = 0.0325  # of the raw bytes: the mean of 15 Atari games, results/replay_memory.json
+COMPRESSED_SHARE = 0.0325  # compressed size / raw size: mean over 15 Atari games, results/replay_memory.json
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes that a replay takes, known before anything is allocated."""
+    """Size of a full replay buffer in bytes, computed without allocating it."""
 
     columns: int
-    frames: int  # exact if stored raw, expected if compressed
-    most_frames: int  # the same for frames that do not compress at all
+    frames: int  # exact if stored raw, an estimate if compressed
+    most_frames: int  # upper bound, reached by frames that do not compress
     compressed: bool
 
     @property
@@ -43,7 +46,10 @@ class Memory:
 
 
 def memory_needed(spec: EnvSpec, capacity: int, compress: bool) -> Memory:
-    """Exact for the columns and for raw frames; for compressed frames, what Atari's were measured to take."""
+    """Compute the size of a full replay buffer.
+
+    Columns and raw frames are exact; for compressed frames, the compression measured on Atari is assumed.
+    """
     layout = Layout.of(spec, capacity)
     columns = columns_bytes(spec, layout.ring_rows)
     raw = layout.ring_rows * layout.frame_bytes
@@ -51,14 +57,14 @@ def memory_needed(spec: EnvSpec, capacity: int, compress: bool) -> Memory:
         return Memory(columns, raw, raw, compressed=False)
     index = layout.ring_rows // BLOCK_ROWS * np.dtype(np.uint32).itemsize
     open_block = BLOCK_ROWS * layout.frame_bytes
-    most = raw + raw // 256 + 64 * layout.ring_rows // BLOCK_ROWS  # zstd's own bound for noise
-    return Memory(columns + index + open_block, round(raw * COMPRESSED_SHARE), most, compressed=True)
+    upper_bound = raw + raw // 256 + 64 * layout.ring_rows // BLOCK_ROWS  # zstd's bound for incompressible data
+    return Memory(columns + index + open_block, round(raw * COMPRESSED_SHARE), upper_bound, compressed=True)
 
 
 class Replay:
-    """First in, first out, over `capacity` rows; samples n-step transitions uniformly.
+    """First-in, first-out replay buffer of `capacity` rows that samples n-step transitions uniformly.
 
-    Not to be used from two threads at once.
+    Not thread-safe.
     """
 
     def __init__(
@@ -101,16 +107,16 @@ class Replay:
     # -- writing
 
     def add_first(self, frame: Array) -> None:
-        """The frame after a reset. An episode left unfinished before it counts as truncated."""
+        """Add the frame after a reset. An unfinished episode before it counts as truncated."""
         if self._rows.total and not self._has_ended(self._rows.total - 1):
             self._rows.ends[self._rows.slot(self._rows.total - 1)] = TRUNCATED
         self._stack[:] = 0
         self._append(frame, INSIDE)
 
     def add(self, action: Any, reward: float, terminated: bool, truncated: bool, frame: Array) -> None:
-        """The step taken from the last frame, and the frame it led to."""
+        """Add the step taken from the last frame, and the frame it led to."""
         if not self._rows.total or self._has_ended(self._rows.total - 1):
-            raise ValueError("Replay.add needs a current episode; begin one with add_first.")
+            raise ValueError("Replay.add needs a current episode; start one with add_first.")
         slot = self._rows.slot(self._rows.total - 1)
         self._rows.actions[slot] = action
         self._rows.rewards[slot] = reward
@@ -128,7 +134,7 @@ class Replay:
         rows = self._rows
         self._frames.append(rows.total, words)
         slot = rows.slot(rows.total)
-        rows.actions[slot], rows.rewards[slot] = 0, 0  # nothing is left of the row that was here before
+        rows.actions[slot], rows.rewards[slot] = 0, 0  # clear the old row in this slot
         rows.ends[slot] = end
         rows.total += 1
 
@@ -136,35 +142,39 @@ class Replay:
 
     @property
     def num_rows(self) -> int:
+        """Number of rows that can be sampled."""
         return self._rows.num_rows
 
     @property
     def nbytes(self) -> int:
-        """Bytes held now, frames and columns."""
+        """Current size in bytes, frames and columns."""
         columns = (self._rows.actions, self._rows.rewards, self._rows.ends)
         return sum(column.nbytes for column in columns) + self._frames.nbytes
 
     def observation(self) -> Array:
-        """What the agent sees now: the last frames of the current episode, of shape `spec.obs_shape`."""
+        """Return the current observation: the latest frames of the current episode, of shape `spec.obs_shape`."""
         return self._rows.observations(self._stack[None])[0].copy()
 
     def sample(self, batch_size: int, generator: np.random.Generator) -> Transition:
-        """A batch drawn uniformly, with replacement, from the valid starts."""
+        """Sample a batch uniformly, with replacement, from the valid starts."""
         return self._rows.sample(batch_size, generator)
 
     def valid_starts(self) -> Array:
+        """Return all rows at which a transition can start: those with a complete n-step return."""
         return self._rows.valid_starts()
 
     def gather(self, starts: Array) -> Transition:
+        """Return the transitions that start at the given rows."""
         return self._rows.gather(starts)
 
     def latest(self, explored: bool) -> Transition:
-        """The step that was added last, as a batch of one: all that a stream is learned from."""
+        """Return the newest step as a batch of one, for agents that learn online from a stream."""
         start = self._rows.total - 2
-        return self.step_from(start - self._has_ended(start), explored)  # or an episode has begun
+        # If a new episode has just begun, the newest step starts one row earlier.
+        return self.step_from(start - self._has_ended(start), explored)
 
     def step_from(self, row: int, explored: bool) -> Transition:
-        """The same for the step that starts at a row."""
+        """Return the step that starts at a row, as a batch of one with `ended` and `explored`."""
         ended = self._has_ended(row + 1)
         return self.gather(np.array([row]))._replace(ended=np.array([ended]), explored=np.array([explored]))
 
@@ -174,16 +184,18 @@ class Replay:
     # -- disk
 
     def save(self, folder: Path) -> Description:
-        """Write what is new and describe, in JSON's terms, the files that hold the replay as it is now.
+        """Write the new rows and return a JSON-serialisable description of all files of the replay buffer.
 
-        Names carry the checksum of what is in the file, so no file that an older description names is
-        ever written again, even if a run goes back to an older checkpoint and takes another way.
+        File names contain a checksum, so a file of an older description is never overwritten, even if a run is resumed
+        from an older checkpoint and then differs.
         """
         folder.mkdir(parents=True, exist_ok=True)
         files = []
         if self._rows.total:
             oldest_row = max(0, self._rows.total - self._layout.reach_rows)
-            last = (self._rows.total - 1) // self._layout.segment_rows  # its newest row is still to be acted from
+            last = (
+                self._rows.total - 1
+            ) // self._layout.segment_rows  # unfinished: the action of its newest row is missing
             live = range(oldest_row // self._layout.segment_rows, last + 1)
             self._saved = {number: file for number, file in self._saved.items() if number in live}
             for number in live:
@@ -198,12 +210,12 @@ class Replay:
         return {**self._identity(), "total_rows": self._rows.total, "files": files}
 
     def restore(self, description: Description, folder: Path) -> None:
-        """Fill a new replay with what `save` described; it then goes on as if it had never been saved.
+        """Load the rows that `save` described into a new replay buffer, which continues exactly as the saved one.
 
-        Raises `DamagedFile` if a file is not what was written; the replay is then of no more use.
+        Raises `DamagedFile` if a file differs from what was written; the replay buffer must then be discarded.
         """
         if self._rows.total:
-            raise ValueError("Replay.restore fills a new replay; this one has rows.")
+            raise ValueError("Replay.restore needs an empty replay; this one has rows.")
         for name, mine in self._identity().items():
             if description.get(name) != mine:
                 raise UserError(f"The saved replay's {name} is {description.get(name)}, this run's is {mine}.")
@@ -219,17 +231,19 @@ class Replay:
         self._rows.total = total
         if total:
             newest = np.array([total - 1])
-            self._frames.read(self._stack[None], newest - len(self._stack) + 1, self._rows.first_seen(newest), newest)
+            self._frames.read(
+                self._stack[None], newest - len(self._stack) + 1, self._rows.first_in_stack(newest), newest
+            )
 
     def _segment(self, number: int) -> dict[str, Array]:
         first = number * self._layout.segment_rows
         count = min(self._layout.segment_rows, self._rows.total - first)
-        here = slice(self._rows.slot(first), self._rows.slot(first) + count)
-        columns = {name: getattr(self._rows, name)[here] for name in COLUMNS}
+        slots = slice(self._rows.slot(first), self._rows.slot(first) + count)
+        columns = {name: getattr(self._rows, name)[slots] for name in COLUMNS}
         return {**columns, **self._frames.segment(number, count)}
 
     def _identity(self) -> Description:
-        """What must be the same for saved rows to be this replay's."""
+        """Settings that saved rows must share with this replay buffer."""
         return {
             "format": 1,
             "capacity": self.capacity,

@@ -1,8 +1,8 @@
-"""Transitions drawn from rows: stacks and n-step returns are built when a batch is drawn.
+"""Sampling of transitions from rows; frame stacks and n-step returns are built when a batch is sampled.
 
-A row is one moment of an episode: the frame seen at it, and the action and reward of the step taken from
-it. An episode of L steps is L + 1 rows: no step starts from its last row, but the true last observation is
-there to bootstrap from. Rows are numbered from the first one ever added.
+A row is one time step of an episode: a frame, and the action and reward of the step taken from it. An episode of L
+steps has L + 1 rows: no step starts at the last row, but it holds the true last observation to bootstrap from. Rows are
+numbered from the first one ever added.
 """
 
 from __future__ import annotations
@@ -20,17 +20,19 @@ from isqn.types import EnvSpec, Transition, UserError
 Array = NDArray[Any]
 
 COLUMNS = ("actions", "rewards", "ends")
-# What a row is to its episode. No step starts at a row of context, which is only there to be seen in stacks.
+# Values of the column `ends`: the role of a row in its episode. No step starts at a row of context, which only appears
+# in frame stacks.
 INSIDE, TRUNCATED, TERMINATED, CONTEXT = 0, 1, 2, 4
 ENDED = TRUNCATED | TERMINATED
 
 
 @dataclass
 class Rows:
-    """The last `capacity` rows can be drawn from; those just before are kept for as long as a stack reaches them.
+    """Rows of episodes and the n-step transitions in them; only the last `capacity` rows are sampled.
 
-    A column may be a ring: row r lies at r modulo its length, and what is not yet written there counts as ended, so
-    that nothing reaches back before row 0. Not to be used from two threads at once.
+    Older rows remain available while a frame stack needs them. A column may be a ring buffer: row r is at index r
+    modulo its length. Slots that are not yet written count as ended, so that no stack reaches back before row 0. Not
+    thread-safe.
     """
 
     spec: EnvSpec
@@ -43,29 +45,31 @@ class Rows:
     num_steps_return: int
     discount: float
     reward_clip: float | None
-    total: int = 0  # ever added
+    total: int = 0  # number of rows ever added
 
     @property
     def num_rows(self) -> int:
+        """Number of rows that can be sampled."""
         return min(self.total, self.capacity)
 
     def slot(self, row: Any) -> Any:
+        """Return the index of a row (or of several) in the columns."""
         return row % len(self.ends)
 
     def sample(self, batch_size: int, generator: np.random.Generator) -> Transition:
-        """A batch drawn uniformly, with replacement, from the valid starts."""
+        """Sample a batch uniformly, with replacement, from the valid starts."""
         return self.gather(self._draw(batch_size, generator))
 
     def valid_starts(self) -> Array:
-        """Every row that a sample can start from: its n-step return is complete."""
+        """Return all rows at which a transition can start: those with a complete n-step return."""
         rows = np.arange(self.total - self.num_rows, self.total)
         return rows[self._steps_taken(rows) > 0]
 
     def gather(self, starts: Array) -> Transition:
-        """The transitions from the given rows.
+        """Return the transitions that start at the given rows.
 
-        Observations are views of one (batch, frame, ...) array where they can be, so they are read-only:
-        jax reorders them on transfer in a third of the time that numpy would take here.
+        Observations are read-only, because they are views of one (batch, frame, ...) array where possible: jax reorders
+        the axes on transfer in a third of the time that numpy would take here.
         """
         steps = self._steps_taken(starts)
         if not steps.all():
@@ -86,8 +90,9 @@ class Rows:
         )
 
     def _draw(self, batch_size: int, generator: np.random.Generator) -> Array:
+        """Draw valid starts by rejection sampling, or from their full list if that takes too long."""
         drawn = np.empty(0, np.int64)
-        for _ in range(64):  # nearly every row is a valid start, except in the smallest of buffers
+        for _ in range(64):  # nearly every row is a valid start, except in very small buffers
             if not self.total:
                 break
             rows = generator.integers(self.total - self.num_rows, self.total, batch_size)
@@ -103,8 +108,10 @@ class Rows:
         return np.concatenate([drawn, generator.choice(starts, batch_size - len(drawn))])
 
     def _steps_taken(self, starts: Array) -> Array:
-        """The number of steps in the return from each row: n, or fewer at an episode's end; 0 if no
-        step starts there, or the return is not complete yet."""
+        """Return the number of steps in the n-step return of each row.
+
+        It is n, or fewer at the end of an episode. It is 0 if no step starts at the row or the return is incomplete.
+        """
         n = self.num_steps_return
         ahead = np.minimum(starts[:, None] + np.arange(1, n + 1), self.total - 1)
         ends = self.ends[self.slot(ahead)] & ENDED != 0
@@ -114,11 +121,11 @@ class Rows:
         return np.where(complete & (self.ends[self.slot(starts)] == INSIDE), steps, 0)
 
     def _stacks(self, starts: Array, steps: Array) -> tuple[Array, Array]:
-        """The observations at the two ends of each return; frames before an episode's first are zeros."""
+        """Return the observations at both ends of each return; frames before the start of an episode are zeros."""
         stack = self.spec.frame_stack
         width = stack + self.num_steps_return
         window: Array = np.zeros((len(starts), width, self.layout.words), self.layout.word)
-        self.frames.read(window, starts - stack + 1, self.first_seen(starts), starts + steps)
+        self.frames.read(window, starts - stack + 1, self.first_in_stack(starts), starts + steps)
         window.flags.writeable = False
         if (steps == self.num_steps_return).all():
             following = window[:, self.num_steps_return :]
@@ -126,26 +133,26 @@ class Rows:
             following = window[np.arange(len(starts))[:, None], steps[:, None] + np.arange(stack)]
         return self.observations(window[:, :stack]), self.observations(following)
 
-    def first_seen(self, rows: Array) -> Array:
-        """The oldest row in the stack at each row: the stack's length back, or the episode's first."""
-        behind = rows[:, None] - np.arange(1, self.spec.frame_stack)
+    def first_in_stack(self, rows: Array) -> Array:
+        """Return the oldest row in the frame stack of each row, which never reaches into the previous episode."""
+        previous = rows[:, None] - np.arange(1, self.spec.frame_stack)
         stops = np.ones((len(rows), self.spec.frame_stack), bool)
-        stops[:, :-1] = self.ends[self.slot(behind)] & ENDED != 0
+        stops[:, :-1] = self.ends[self.slot(previous)] & ENDED != 0
         return rows - stops.argmax(1)
 
     def observations(self, stacks: Array) -> Array:
-        """Frames as stored, (batch, stack, words), to observations: joined along the last axis."""
+        """Convert stored frames, (batch, stack, words), to observations, concatenated along the last axis."""
         spec = self.spec
         frames = stacks.view(spec.frame_dtype).reshape(*stacks.shape[:2], *spec.frame_shape)
         return np.moveaxis(frames, 1, -2).reshape(len(stacks), *spec.obs_shape)
 
 
 def action_dtype(spec: EnvSpec) -> np.dtype[Any]:
-    """Of a column of actions: the smallest that holds them."""
+    """Return the dtype of the column of actions: the smallest unsigned integer, or float32 if continuous."""
     return np.dtype(spec.action_dtype) if spec.is_continuous else np.min_scalar_type(spec.num_actions - 1)
 
 
 def columns_bytes(spec: EnvSpec, rows: int) -> int:
-    """What they take in memory."""
+    """Return the size in bytes of the columns of so many rows."""
     width = action_dtype(spec).itemsize * prod(spec.action_shape)
     return rows * (width + np.dtype(np.float32).itemsize + np.dtype(np.uint8).itemsize)

@@ -1,7 +1,8 @@
-"""What datasets are converted from: each source is a list of parts, and each part a stream of pieces of episodes.
+"""Readers of other dataset formats; each source is a list of parts, and each part yields pieces of episodes.
 
-Nothing is loaded whole but columns of numbers. A frame that is not there, because a log goes on elsewhere or was cut,
-is not made up: the step that would lead to it is left out, and rows whose stack is not known are context.
+Frames are streamed; only columns of numbers are loaded whole. If a frame is missing, because a log continues elsewhere
+or was cut, the step that leads to it is left out. Rows with an incomplete frame stack are context: no step starts at
+them.
 """
 
 from __future__ import annotations
@@ -27,59 +28,64 @@ from isqn.types import EnvSpec, UserError
 
 Array = NDArray[Any]
 
-CHECKPOINT_STEPS = 1_000_000  # of the DQN replay dataset (Agarwal et al. 2020)
-MOST_ROWS = 30_000  # of a piece: longer episodes are cut in several, which no sample of one step notices
-CHUNK_ROWS = 1_024
+CHECKPOINT_STEPS = 1_000_000  # steps in a checkpoint of the DQN replay dataset (Agarwal et al. 2020)
+MAX_PIECE_ROWS = 30_000  # longer episodes are split into several pieces; sampled 1-step transitions are the same
+CHUNK_ROWS = 1_024  # frames that are read at a time
 
 
 class Part(NamedTuple):
+    """Part of a source that is converted as a whole, such as one file or one checkpoint."""
+
     name: str
-    checkpoint: int  # a subset is taken of each
-    size: int  # transitions of the whole checkpoint, as far as is known before it is read
+    checkpoint: int  # number of its checkpoint; a subset is taken of each checkpoint
+    size: int  # number of transitions in the checkpoint, as far as it is known before reading
     pieces: Callable[[], Iterator[Piece]]
 
 
 class Source(NamedTuple):
+    """Data to convert: its format, its behaviour policy and its parts."""
+
     kind: str
     policy: str
     parts: list[Part]
-    identity: str  # of its files: what was converted in part goes on with the same ones
+    identity: str  # digest of its files; a conversion is only resumed from the same files
 
 
-def identity(files: Iterable[Path]) -> str:
-    """By names and sizes: to read them all would take as long as to convert them."""
-    described = sorted((path.name, path.stat().st_size) for path in files if path.is_file())
-    return sha256(json.dumps(described).encode()).hexdigest()
+def digest_files(files: Iterable[Path]) -> str:
+    """Return a digest of the names and sizes of files; reading their content would take as long as converting them."""
+    sizes = sorted((path.name, path.stat().st_size) for path in files if path.is_file())
+    return sha256(json.dumps(sizes).encode()).hexdigest()
 
 
-# -- the DQN replay dataset: shards of Dopamine, and d4rl-atari's copies of them
+# -- the DQN replay dataset: logs of Dopamine, and copies of them by d4rl-atari
 
 STORE = "$store$_{}_ckpt.{}.gz"
-DQN = "DQN of Dopamine, while it learned"
+DQN = "DQN of Dopamine, while it learned"  # in the index of datasets, so it must not change
+COLUMN_FILES = ("observation", "action", "reward", "terminal")
 
 
 def dopamine(folder: Path, spec: EnvSpec) -> Source:
-    """`$store$_observation_ckpt.N.gz` and its fellows: one number N for each checkpoint."""
-    named = [re.fullmatch(r"\$store\$_observation_ckpt\.(\d+)\.gz", path.name) for path in folder.iterdir()]
-    numbers = sorted(int(match[1]) for match in named if match)
+    """Return the Dopamine logs in a folder: files `$store$_observation_ckpt.N.gz` etc., with checkpoint number N."""
+    matches = [re.fullmatch(r"\$store\$_observation_ckpt\.(\d+)\.gz", path.name) for path in folder.iterdir()]
+    numbers = sorted(int(match[1]) for match in matches if match)
 
     def files(number: int) -> dict[str, Path]:
-        named = {name: folder / STORE.format(name, number) for name in ("observation", "action", "reward", "terminal")}
-        return named | {"add_count": folder / f"add_count_ckpt.{number}.gz"}
+        columns = {name: folder / STORE.format(name, number) for name in COLUMN_FILES}
+        return columns | {"add_count": folder / f"add_count_ckpt.{number}.gz"}
 
     parts = [_log_part(files(n), n, spec) for n in numbers]
-    return Source("dqn-replay", DQN, parts, identity(folder.iterdir()))
+    return Source("dqn-replay", DQN, parts, digest_files(folder.iterdir()))
 
 
 def d4rl_atari(folder: Path, spec: EnvSpec) -> Source:
-    """`N/observation.gz` and its fellows: one folder for each checkpoint."""
+    """Return the logs in a folder of d4rl-atari: files `N/observation.gz` etc., with checkpoint number N."""
     numbers = sorted(int(path.parent.name) for path in folder.glob("*/observation.gz") if path.parent.name.isdigit())
 
     def files(number: int) -> dict[str, Path]:
-        return {name: folder / str(number) / f"{name}.gz" for name in ("observation", "action", "reward", "terminal")}
+        return {name: folder / str(number) / f"{name}.gz" for name in COLUMN_FILES}
 
     parts = [_log_part(files(n), n, spec) for n in numbers]
-    return Source("d4rl-atari", DQN, parts, identity(folder.glob("*/*.gz")))
+    return Source("d4rl-atari", DQN, parts, digest_files(folder.glob("*/*.gz")))
 
 
 def _log_part(files: dict[str, Path], number: int, spec: EnvSpec) -> Part:
@@ -87,12 +93,13 @@ def _log_part(files: dict[str, Path], number: int, spec: EnvSpec) -> Part:
 
 
 def _log_pieces(files: dict[str, Path], spec: EnvSpec) -> Iterator[Piece]:
-    """A ring of rows (observation, action, reward, terminal): the next observation is that of the next row.
+    """Yield the episodes of a log: a ring buffer of rows (observation, action, reward, terminal).
 
-    In a ring that is full the newest row lies before the oldest, where it was last written. Dopamine puts rows of
-    zeros, one less than a stack has, before each episode; of truncated episodes nothing tells the end.
+    The next observation is that of the next row. In a full ring buffer, the newest row precedes the oldest one.
+    Dopamine puts padding rows of zeros, one fewer than the frame stack, before each episode. It does not mark
+    truncation.
     """
-    for name in ("observation", "action", "reward", "terminal"):
+    for name in COLUMN_FILES:
         if not files[name].is_file():
             raise UserError(f"{files[name]} is missing; a checkpoint needs observation, action, reward and terminal.")
     actions, rewards, terminals = (read_column(files[name]) for name in ("action", "reward", "terminal"))
@@ -109,47 +116,49 @@ def _log_pieces(files: dict[str, Path], spec: EnvSpec) -> Iterator[Piece]:
     if actions.dtype.kind not in "iu":
         raise UserError(f"{files['action']} holds {actions.dtype}; actions are whole numbers.")
     if not np.isin(terminals, (0, 1)).all():
-        raise UserError(f"{files['terminal']} has {terminals.min()} to {terminals.max()}; 0 or 1 belong there.")
+        raise UserError(f"{files['terminal']} has {terminals.min()} to {terminals.max()}; it must be 0 or 1.")
     if size and not (actions.min() >= 0 and actions.max() < spec.num_actions):
         raise UserError(
             f"{files['action']} has actions from {actions.min()} to {actions.max()}; {spec.id} has {spec.num_actions}."
         )
     added = size
     if "add_count" in files and files["add_count"].is_file():
-        added = _scalar(files["add_count"])
-    used = min(added, size)  # behind them lie rows of the checkpoint before, or none
-    breaks = {0, added % size if used else 0, used}  # where a row does not follow the one before it
-    over = np.flatnonzero(terminals[:used]) + 1
-    bounds = sorted(breaks | set(over.tolist()))
-    known = set(over.tolist()) - breaks  # where an episode begins
-    chunks, held = stream.rows(CHUNK_ROWS), np.empty((0, *spec.frame_shape[:2]), np.uint8)
+        added = _read_count(files["add_count"])
+    used = min(added, size)  # later rows are empty, or belong to the previous checkpoint
+    breaks = {0, added % size if used else 0, used}  # rows that do not follow the row before them
+    after_terminals = np.flatnonzero(terminals[:used]) + 1
+    bounds = sorted(breaks | set(after_terminals.tolist()))
+    episode_starts = set(after_terminals.tolist()) - breaks
+    chunks, buffer = stream.rows(CHUNK_ROWS), np.empty((0, *spec.frame_shape[:2]), np.uint8)
 
     stack = spec.frame_stack
     for first, end in itertools.pairwise(bounds):
-        start, context = first, 0 if first in known else stack - 1
+        start, context = first, 0 if first in episode_starts else stack - 1
         while start < end:
-            stop = min(end, start + MOST_ROWS)
-            while len(held) < stop - start:
-                held = np.concatenate([held, next(chunks)])
-            frames, held = held[: stop - start], held[stop - start :]
+            stop = min(end, start + MAX_PIECE_ROWS)
+            while len(buffer) < stop - start:
+                buffer = np.concatenate([buffer, next(chunks)])
+            frames, buffer = buffer[: stop - start], buffer[stop - start :]
             columns = [frames, actions[start:stop], rewards[start:stop]]
-            if start == first and not any(
-                x[: stack - 1].any() for x in columns
-            ):  # rows of zeros, or what is left of them
+            has_padding = start == first and not any(x[: stack - 1].any() for x in columns)
+            if has_padding:
                 columns, context = [x[stack - 1 :] for x in columns], 0
-            yield from _steps(*columns, terminal=bool(terminals[stop - 1]), context=context)
+            yield from _make_piece(*columns, terminal=bool(terminals[stop - 1]), context=context)
             if stop == end:
                 break
-            # seen again: the context of the next piece, and the row that its first step starts from
-            held, start, context = np.concatenate([frames[-stack:], held]), stop - stack, stack - 1
-    for _ in chunks:  # to the end, where a damaged file is found out
+            # The next piece repeats `stack` rows: its context, and the row at which its first step starts.
+            buffer, start, context = np.concatenate([frames[-stack:], buffer]), stop - stack, stack - 1
+    for _ in chunks:  # read to the end, to detect a damaged file
         pass
     stream.close()
 
 
-def _steps(frames: Array, actions: Array, rewards: Array, *, terminal: bool, context: int = 0) -> Iterator[Piece]:
-    """Rows whose last observation is not there: a terminal one is of no matter, and stands for itself again; another
-    would be learned from, so the last step is left out."""
+def _make_piece(frames: Array, actions: Array, rewards: Array, *, terminal: bool, context: int = 0) -> Iterator[Piece]:
+    """Yield a piece (or none) from rows without a final next observation.
+
+    After a terminal step the next observation does not matter, so the last frame is repeated. Otherwise the last step
+    is left out, because a target would bootstrap from the missing observation.
+    """
     ends = np.full(len(frames), INSIDE, np.uint8)
     ends[:context] = CONTEXT
     if terminal:
@@ -162,14 +171,14 @@ def _steps(frames: Array, actions: Array, rewards: Array, *, terminal: bool, con
         yield Piece(frames[..., None], np.where(starts, actions, 0), np.where(starts, rewards, 0), ends)
 
 
-def _scalar(path: Path) -> int:
-    """Of an array without axes."""
+def _read_count(path: Path) -> int:
+    """Read a number of rows: an npy array without axes."""
     try:
         with gzip.open(path, "rb") as file:
-            found = np.load(io.BytesIO(file.read(4_096)))  # numpy refuses pickles by itself
-        if found.shape or found.dtype.kind not in "iu" or found < 0:
-            raise ValueError(f"it holds {found.tolist()}, and not a number of rows")
-        return int(found)
+            count = np.load(io.BytesIO(file.read(4_096)))  # np.load refuses pickles by default
+        if count.shape or count.dtype.kind not in "iu" or count < 0:
+            raise ValueError(f"it holds {count.tolist()}, not a number of rows")
+        return int(count)
     except Exception as error:
         raise UserError(f"{path} is damaged: {error}.") from error
 
@@ -178,12 +187,14 @@ def _scalar(path: Path) -> int:
 
 
 def rl_unplugged(folder: Path, spec: EnvSpec, run: int) -> Source:
-    """`run_R-NNNNN-of-MMMMM`: single transitions, or whole episodes in the order in which they were played."""
-    found = {int(m[1]): path for path in folder.iterdir() if (m := re.fullmatch(rf"run_{run}-(\d+)-of-\d+", path.name))}
-    first = next(read_examples(next(iter(found.values()))), {}) if found else {}
-    ordered = "observations" in first
-    read = _episode if ordered else _transition
-    kind = "rl-unplugged, ordered episodes" if ordered else "rl-unplugged, transitions"
+    """Return the files `run_R-NNNNN-of-MMMMM` of a run: single transitions, or ordered episodes."""
+    shards = {
+        int(m[1]): path for path in folder.iterdir() if (m := re.fullmatch(rf"run_{run}-(\d+)-of-\d+", path.name))
+    }
+    first = next(read_examples(next(iter(shards.values()))), {}) if shards else {}
+    is_ordered = "observations" in first
+    read = _read_episode if is_ordered else _read_transition
+    kind = "rl-unplugged, ordered episodes" if is_ordered else "rl-unplugged, transitions"
 
     def part(number: int, path: Path) -> Part:
         def pieces() -> Iterator[Piece]:
@@ -194,49 +205,50 @@ def rl_unplugged(folder: Path, spec: EnvSpec, run: int) -> Source:
                     raise UserError(f"{path}: example {index} is not {kind}: {_reason(error)}.") from error
                 yield from pieces
 
-        return Part(path.name, number, CHECKPOINT_STEPS if ordered else CHECKPOINT_STEPS // 2, pieces)
+        return Part(path.name, number, CHECKPOINT_STEPS if is_ordered else CHECKPOINT_STEPS // 2, pieces)
 
-    return Source(kind, DQN, [part(*item) for item in sorted(found.items())], identity(found.values()))
+    return Source(kind, DQN, [part(*item) for item in sorted(shards.items())], digest_files(shards.values()))
 
 
 def _reason(error: Exception) -> str:
     return f"{error} is missing" if isinstance(error, KeyError) else str(error)
 
 
-def _episode(example: Example, spec: EnvSpec) -> Iterator[Piece]:
-    """Of L steps there are L observations. The last was terminal if its discount is 0."""
+def _read_episode(example: Example, spec: EnvSpec) -> Iterator[Piece]:
+    """Yield an ordered episode: L steps with L observations, terminated if the last discount is 0."""
     actions, rewards, discounts = (np.asarray(example[name]) for name in ("actions", "clipped_rewards", "discounts"))
     images = example["observations"]
     lengths = {len(images), len(actions), len(rewards), len(discounts)}
     if len(lengths) > 1:
         raise ValueError(f"its columns have lengths {sorted(lengths)}")
     if len(images):
-        frames = np.stack([_picture(image, spec) for image in images])
-        yield from _steps(frames, _actions(actions, spec), rewards, terminal=bool(discounts[-1] == 0))
+        frames = np.stack([_decode_png(image, spec) for image in images])
+        yield from _make_piece(frames, _check_actions(actions, spec), rewards, terminal=bool(discounts[-1] == 0))
 
 
-def _transition(example: Example, spec: EnvSpec) -> Iterator[Piece]:
-    """Both ends, each with its stack: one frame is new."""
+def _read_transition(example: Example, spec: EnvSpec) -> Iterator[Piece]:
+    """Yield a single transition: two frame stacks that differ by one frame."""
     before, after = example["o_t"], example["o_tp1"]
     if len(before) != spec.frame_stack or len(after) != spec.frame_stack:
-        raise ValueError(f"stacks have {len(before)} and {len(after)} frames, and not {spec.frame_stack}")
-    frames = np.stack([_picture(image, spec) for image in (*before, after[-1])])
+        raise ValueError(f"stacks have {len(before)} and {len(after)} frames, not {spec.frame_stack}")
+    frames = np.stack([_decode_png(image, spec) for image in (*before, after[-1])])
     context = [CONTEXT] * (spec.frame_stack - 1)
     terminal = float(np.asarray(example["d_t"])[0]) == 0
-    action = _actions(np.asarray(example["a_t"])[:1], spec)[0]
+    action = _check_actions(np.asarray(example["a_t"])[:1], spec)[0]
     actions, rewards = np.zeros(len(frames), np.int64), np.zeros(len(frames), np.float32)
     actions[-2], rewards[-2] = action, np.asarray(example["r_t"])[0]
     ends = np.array([*context, INSIDE, TERMINATED if terminal else TRUNCATED], np.uint8)
     yield Piece(frames[..., None], actions, rewards, ends)
 
 
-def _actions(actions: Array, spec: EnvSpec) -> Array:
+def _check_actions(actions: Array, spec: EnvSpec) -> Array:
+    """Return the actions, if they are all in range."""
     if len(actions) and not (actions.min() >= 0 and actions.max() < spec.num_actions):
         raise ValueError(f"its actions go from {actions.min()} to {actions.max()}; {spec.id} has {spec.num_actions}")
     return actions
 
 
-def _picture(content: Any, spec: EnvSpec) -> Array:
+def _decode_png(content: Any, spec: EnvSpec) -> Array:
     try:
         from PIL import Image
     except ImportError:
@@ -244,9 +256,9 @@ def _picture(content: Any, spec: EnvSpec) -> Array:
     try:
         frame = np.asarray(Image.open(io.BytesIO(content), formats=("PNG",)))
     except Exception as error:
-        raise ValueError(f"a frame is no PNG ({error})") from error
+        raise ValueError(f"a frame is not a PNG image ({error})") from error
     if frame.shape != spec.frame_shape[:2] or frame.dtype != np.uint8:
-        raise ValueError(f"a frame is {frame.dtype} {frame.shape}, and not uint8 {spec.frame_shape[:2]}")
+        raise ValueError(f"a frame is {frame.dtype} {frame.shape}, not uint8 {spec.frame_shape[:2]}")
     return frame
 
 
@@ -254,7 +266,7 @@ def _picture(content: Any, spec: EnvSpec) -> Array:
 
 
 def minari(folder: Path, spec: EnvSpec, to_frame: Callable[[Any], Array]) -> Source:
-    """Whole episodes of a Gymnasium environment, with their last observations."""
+    """Return the episodes of a Minari dataset, which include their last observations."""
     storage = _read_minari(folder)
     total = int(storage.total_episodes)
 
@@ -262,52 +274,53 @@ def minari(folder: Path, spec: EnvSpec, to_frame: Callable[[Any], Array]) -> Sou
         for number in range(total):
             try:
                 (episode,) = storage.get_episodes([number])
-            except Exception as error:  # whatever a damaged file leads to
+            except Exception as error:  # a damaged file can raise anything
                 raise UserError(f"{folder} is damaged: episode {number} cannot be read ({error}).") from error
-            taken = np.asarray(episode["actions"])
+            env_actions = np.asarray(episode["actions"])
             frames = np.stack([to_frame(obs) for obs in episode["observations"]])
-            if len(frames) != len(taken) + 1 or len(taken) != len(episode["rewards"]):
+            if len(frames) != len(env_actions) + 1 or len(env_actions) != len(episode["rewards"]):
                 raise UserError(
-                    f"{folder}: episode {number} has {len(taken)} actions, {len(episode['rewards'])} rewards and "
-                    f"{len(frames)} observations; there must be one observation more."
+                    f"{folder}: episode {number} has {len(env_actions)} actions, {len(episode['rewards'])} rewards and "
+                    f"{len(frames)} observations; L actions need L rewards and L + 1 observations."
                 )
             if frames.shape[1:] != spec.frame_shape:
                 raise UserError(f"{folder}: frames of episode {number} are {frames.shape[1:]}, not {spec.frame_shape}.")
-            chosen = spec.from_environment(taken)
+            actions = spec.from_environment(env_actions)
             if not spec.is_continuous:
                 try:
-                    _actions(chosen, spec)
+                    _check_actions(actions, spec)
                 except ValueError as error:
                     raise UserError(f"{folder}: episode {number}: {error}.") from None
-            actions = np.concatenate([chosen, np.zeros((1, *spec.action_shape))])
+            actions = np.concatenate([actions, np.zeros((1, *spec.action_shape))])
             ends = np.full(len(frames), INSIDE, np.uint8)
             ends[-1] = TERMINATED if episode["terminations"][-1] else TRUNCATED
             yield Piece(frames, actions, np.append(episode["rewards"], 0).astype(np.float32), ends)
 
     policy = str(storage.metadata.get("algorithm_name", "not said"))
     part = Part("episodes", 0, int(storage.total_steps), pieces)
-    return Source("minari", policy, [part], identity(_minari_data(folder).iterdir()))
+    return Source("minari", policy, [part], digest_files(_minari_data(folder).iterdir()))
 
 
 def minari_env_id(folder: Path) -> str | None:
-    """What environment it says it is of."""
+    """Return the id of the environment of a Minari dataset, if it is recorded."""
     metadata = _read_minari(folder).metadata
-    described = metadata.get("env_spec")
-    return str(json.loads(described)["id"]) if described else metadata.get("isqn_env_id")
+    env_spec = metadata.get("env_spec")
+    return str(json.loads(env_spec)["id"]) if env_spec else metadata.get("isqn_env_id")
 
 
 def minari_digest(folder: Path) -> str | None:
-    """Of the dataset of this package that it was written from."""
+    """Return the digest of the isqn dataset that a Minari dataset was exported from, if any."""
     if not any((folder / name).is_file() for name in MINARI):
         return None
     return _read_minari(folder).metadata.get("isqn_digest")
 
 
 def minari_storage() -> Any:
+    """Import and return Minari's storage class."""
     try:
         from minari.dataset.minari_storage import MinariStorage
     except ImportError:
-        raise UserError('Datasets of Minari need `pip install "isqn[offline]"`.') from None
+        raise UserError('Minari datasets need `pip install "isqn[offline]"`.') from None
     return MinariStorage
 
 
@@ -317,22 +330,22 @@ def _read_minari(folder: Path) -> Any:
     except UserError:
         raise
     except ImportError as error:
-        raise UserError(f"{folder} cannot be read as a dataset of Minari: {error}") from None
-    except Exception as error:  # whatever a damaged file leads to
+        raise UserError(f"{folder} cannot be read as a Minari dataset: {error}") from None
+    except Exception as error:  # a damaged file can raise anything
         raise UserError(
-            f"{folder} cannot be read as a dataset of Minari: its metadata.json or data are damaged."
+            f"{folder} cannot be read as a Minari dataset: its metadata.json or data are damaged."
         ) from error
 
 
 def _minari_data(folder: Path) -> Path:
-    return (folder / "data" if (folder / "data").is_dir() else folder).resolve()  # Minari takes no other
+    return (folder / "data" if (folder / "data").is_dir() else folder).resolve()  # Minari needs a resolved path
 
 
-# -- our own
+# -- datasets of this package
 
 
 def own(folder: Path, num_checkpoints: int) -> Source:
-    """In parts of as many rows."""
+    """Return a dataset of this package, split into parts with equal numbers of rows."""
     dataset = Dataset.open(folder)
     dataset.require_complete()
     if num_checkpoints > dataset.num_transitions:

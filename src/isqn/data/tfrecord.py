@@ -1,5 +1,8 @@
-"""TFRecords of tf.Example without TensorFlow: lengths and payloads with checksums, and the parts of protocol buffers
-that an Example is made of."""
+"""Reader of TFRecord files of tf.Example, without TensorFlow.
+
+A record is a length and a payload, each with a checksum. The payload is a protocol buffer, of which only the parts used
+by tf.Example are decoded.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +21,12 @@ from isqn.types import UserError
 Value = list[bytes] | NDArray[Any]
 Example = dict[str, Value]
 
-MOST_BYTES = 2**31  # of a record: a limit of protocol buffers
-CHUNK = 2**20
+MAX_RECORD_BYTES = 2**31  # limit of protocol buffers
+READ_BYTES = 2**20
 
 
 def read_examples(path: Path) -> Iterator[Example]:
-    """Of a file that is packed by gzip, one after the other."""
+    """Yield the examples of a gzipped TFRecord file."""
     offset = 0
     try:
         with gzip.open(path, "rb") as file:
@@ -31,32 +34,32 @@ def read_examples(path: Path) -> Iterator[Example]:
                 length, checksum = struct.unpack("<QI", head) if len(head) == 12 else (0, None)
                 if checksum != masked_crc(head[:8]):
                     raise ValueError("the length of a record does not match its checksum")
-                if length > MOST_BYTES:
-                    raise ValueError(f"a record of {length:,} bytes is longer than any can be")
+                if length > MAX_RECORD_BYTES:
+                    raise ValueError(f"a record claims {length:,} bytes, more than the maximum of {MAX_RECORD_BYTES:,}")
                 payload = _read(file, length)
                 if struct.unpack("<I", _read(file, 4))[0] != masked_crc(payload):
                     raise ValueError("a record does not match its checksum")
                 yield parse_example(payload)
                 offset += length + 16
     except (OSError, EOFError, ValueError, zlib.error) as error:
-        where = f"in the record at byte {offset:,} of what it unpacks to"
+        where = f"in the record at byte {offset:,} of its decompressed data"
         raise UserError(f"{path} is damaged {where}: {error}.") from error
 
 
 def _read(file: Any, size: int) -> bytes:
-    """Bit by bit: what a length claims is not taken before it is there."""
+    """Read in small parts, so that a damaged length cannot make it allocate more than the file holds."""
     parts, left = [], size
     while left:
-        part = file.read(min(left, CHUNK))
+        part = file.read(min(left, READ_BYTES))
         if not part:
-            raise EOFError(f"it ends {left:,} bytes before a record does")
+            raise EOFError(f"the file ends {left:,} bytes before the end of a record")
         parts.append(part)
         left -= len(part)
     return b"".join(parts)
 
 
 def masked_crc(content: bytes) -> int:
-    """CRC-32C, turned and shifted, as TFRecords have it."""
+    """Return the masked CRC-32C that TFRecord files use: rotated, plus a constant."""
     try:
         import google_crc32c
     except ImportError:
@@ -66,88 +69,90 @@ def masked_crc(content: bytes) -> int:
 
 
 def parse_example(payload: bytes) -> Example:
-    """Names and their values: `Example.features.feature`, a map from text to lists of bytes, floats or integers."""
-    found: Example = {}
+    """Parse `Example.features.feature`: a map from names to lists of bytes, floats or integers."""
+    example: Example = {}
     for features in _messages(payload, 1):
         for entry in _messages(features, 1):
             names, values = [*_messages(entry, 1)], [*_messages(entry, 2)]
             if len(names) == 1 and values:
-                found[names[0].decode()] = _feature(values[-1])
-    return found
+                example[names[0].decode()] = _parse_feature(values[-1])
+    return example
 
 
-def _feature(message: bytes) -> Value:
+def _parse_feature(message: bytes) -> Value:
+    """Parse a Feature: field 1 is a BytesList, 2 a FloatList, 3 an Int64List."""
     for field, kind, content in _fields(message):
         if kind != 2 or field not in (1, 2, 3):
-            raise ValueError(f"a feature has a field {field} of kind {kind}")
+            raise ValueError(f"a feature has a field {field} of wire type {kind}")
         assert isinstance(content, bytes)
         if field == 1:
             return [*_messages(content, 1)]
-        return _floats(content) if field == 2 else _integers(content)
+        return _parse_floats(content) if field == 2 else _parse_integers(content)
     return []
 
 
-def _floats(message: bytes) -> NDArray[Any]:
-    """Packed, or each on its own."""
+def _parse_floats(message: bytes) -> NDArray[Any]:
+    """Parse a FloatList, packed or not."""
     parts = [content if isinstance(content, bytes) else b"" for _, _, content in _fields(message)]
     return np.frombuffer(b"".join(parts), "<f4")
 
 
-def _integers(message: bytes) -> NDArray[Any]:
-    found = []
+def _parse_integers(message: bytes) -> NDArray[Any]:
+    """Parse an Int64List, packed or not."""
+    numbers = []
     for _, kind, content in _fields(message):
         if kind == 0:
-            found.append(content)
+            numbers.append(content)
             continue
         assert isinstance(content, bytes)
-        place = 0
-        while place < len(content):
-            number, place = _varint(content, place)
-            found.append(number)
-    return np.array(found, np.uint64).astype(np.int64)
+        position = 0
+        while position < len(content):
+            number, position = _read_varint(content, position)
+            numbers.append(number)
+    return np.array(numbers, np.uint64).astype(np.int64)
 
 
 def _messages(message: bytes, field: int) -> Iterator[bytes]:
-    """What stands under one number, where it is text, bytes or another message."""
+    """Yield the contents of a length-delimited field (text, bytes or a message), given its number."""
     for number, kind, content in _fields(message):
         if number == field:
             if kind != 2:
-                raise ValueError(f"field {field} is of kind {kind}, and should be of kind 2")
+                raise ValueError(f"field {field} has wire type {kind}; it must be 2")
             assert isinstance(content, bytes)
             yield content
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, int, bytes | int]]:
-    """Number, kind and content, one after the other."""
-    place = 0
-    while place < len(message):
-        tag, place = _varint(message, place)
+    """Yield the number, wire type and content of each field of a message."""
+    position = 0
+    while position < len(message):
+        tag, position = _read_varint(message, position)
         kind = tag & 7
         if kind == 0:
             content: bytes | int
-            content, place = _varint(message, place)
+            content, position = _read_varint(message, position)
         else:
             if kind == 2:
-                size, place = _varint(message, place)
+                size, position = _read_varint(message, position)
             elif kind in (1, 5):
                 size = 8 if kind == 1 else 4
             else:
-                raise ValueError(f"a field is of kind {kind}, which there is not")
-            if place + size > len(message):
+                raise ValueError(f"a field has the unknown wire type {kind}")
+            if position + size > len(message):
                 raise ValueError("a field is longer than its message")
-            content, place = message[place : place + size], place + size
+            content, position = message[position : position + size], position + size
         yield tag >> 3, kind, content
 
 
-def _varint(message: bytes, place: int) -> tuple[int, int]:
-    """A number in groups of 7 bits, the lowest first, and where it ends."""
+def _read_varint(message: bytes, position: int) -> tuple[int, int]:
+    """Return a variable-length integer (groups of 7 bits, lowest first) and the position after it."""
     number = 0
     for shift in range(0, 70, 7):
-        if place >= len(message):
+        if position >= len(message):
             raise ValueError("a number is cut short")
-        byte = message[place]
-        place += 1
+        byte = message[position]
+        position += 1
         number |= (byte & 127) << shift
         if byte < 128:
-            return number & 0xFFFFFFFFFFFFFFFF, place
+            return number & 0xFFFFFFFFFFFFFFFF, position
     raise ValueError("a number has more than 64 bits")
