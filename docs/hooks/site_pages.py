@@ -17,6 +17,7 @@ import posixpath
 import re
 import subprocess
 import sys
+import textwrap
 from concurrent.futures import ThreadPoolExecutor
 from html import escape
 from pathlib import Path
@@ -81,7 +82,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     site_path = page.file.src_uri
     repository_path = next((path for path, name in PAGES.items() if name == site_path), f"docs/{site_path}")
     parts = re.split(r"(^```.*?^```)", markdown, flags=re.DOTALL | re.MULTILINE)  # links in code blocks stay
-    parts[::2] = [adapt_links(part, repository_path, site_path) for part in parts[::2]]
+    parts[::2] = [keep_intervals(adapt_links(part, repository_path, site_path)) for part in parts[::2]]
     markdown = "".join(parts)
     if "<!-- generated: commands -->" in markdown:
         markdown = markdown.replace("<!-- generated: commands -->", command_reference())
@@ -129,6 +130,11 @@ def adapt_links(markdown: str, repository_path: str, site_path: str) -> str:
     return re.sub(r"(!?)\[((?:[^\[\]]|\[[^\]]*\](?!\())*)\]\(([^)\s]+)\)", adapt, markdown)
 
 
+def keep_intervals(markdown: str) -> str:
+    """Keep intervals such as [0.98, 1.02] on one line."""
+    return re.sub(r"\[(-?[\d.]+), (-?[\d.]+)\]", "[\\1,\N{NO-BREAK SPACE}\\2]", markdown)
+
+
 def place_in_site(path: str) -> str | None:
     """Return where a file of the repository is in the site; None if it is not there."""
     if path.startswith("docs/"):
@@ -142,11 +148,18 @@ def picture_versions(picture: str) -> dict[str, str]:
     """Make the dark, the narrow and the narrow dark version of the picture of the schemes."""
     narrow = picture
     size = 'viewBox="0 0 1000 416" width="1000" height="416"'
-    moves = {"iterated-shared": (-506, 364), "legend-target": (-396, 356), "legend": (32, 356), "legend-copy": (-554, 384)}
-    moves |= {"legend-frozen": (60, 384), "target-based": (-6, 0), "target-free": (-6, 0)}
+    moves = {
+        "target-based": (-6, 0),
+        "target-free": (-6, 0),
+        "iterated-shared": (-503, 364),
+        "legend": (26, 364),
+        "legend-frozen": (60, 364),
+        "legend-target": (-370, 392),
+        "legend-copy": (-728, 420),
+    }
     if size not in picture or any(f'<g id="{name}">' not in picture for name in moves):
         raise ValueError(f"docs/{PICTURE} has lost its size or its groups; see picture_versions in {__file__}")
-    narrow = narrow.replace(size, 'viewBox="0 0 526 800" width="526" height="800"')
+    narrow = narrow.replace(size, 'viewBox="0 0 526 830" width="526" height="830"')
     for name, (right, down) in moves.items():
         narrow = narrow.replace(f'<g id="{name}">', f'<g id="{name}" transform="translate({right} {down})">')
     return {
@@ -198,7 +211,8 @@ def run_help(command: str) -> str:
     done = subprocess.run(line, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"`isqn {command} --help` failed with code {done.returncode}: {done.stderr.strip()}")
-    return done.stdout.strip()
+    lines = (textwrap.wrap(line, 88, drop_whitespace=True) or [""] for line in done.stdout.strip().splitlines())
+    return "\n".join(line for wrapped in lines for line in wrapped)
 
 
 def command_reference() -> str:
@@ -268,7 +282,8 @@ def describe(name: str, value: Any) -> str:
         lines.append(f"```python\n{signature(f'isqn.{name}', value)}\n```")
     lines.append(own_docstring(value))
     if len(fields) > 30:
-        lines.append(f"The {len(fields)} settings are listed with their meaning by `isqn train AGENT --help`.")
+        lines.append("The [command line](cli.md) reference lists the settings with their meaning.")
+        return "\n\n".join(line for line in lines if line)
     for attribute, member in vars(value).items() if isinstance(value, type) else ():
         if attribute.startswith("_") or not own_docstring(member):
             continue
