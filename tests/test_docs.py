@@ -10,6 +10,7 @@ import runpy
 import shlex
 from contextlib import ExitStack
 from dataclasses import replace
+from html import unescape
 from pathlib import Path
 from unittest.mock import patch
 
@@ -287,10 +288,13 @@ def test_reference_has_every_public_name():
     assert re.findall(r"^## isqn\.(\w+)$", text, re.MULTILINE) == [name for name in isqn.__all__ if name[0] != "_"]
 
 
-def test_help_is_included_as_printed():
-    text = load_hook().run_help("list")
-    assert text.startswith("usage: isqn list")
-    assert "--json" in text
+@pytest.mark.parametrize("command", ["train dqn", "report", "list"])
+def test_the_reference_keeps_every_word_of_the_help(command):
+    hook = load_hook()
+    printed = hook.run_help(command)
+    page = re.sub(r"<[^>]+>", "", re.sub(r"^```\w*$", "", hook.format_help(printed), flags=re.MULTILINE))
+    assert "--" in printed
+    assert re.findall(r"\w+", unescape(page).lower()) == re.findall(r"\w+", printed.lower())
 
 
 def test_pictures_of_the_schemes():

@@ -17,7 +17,6 @@ import posixpath
 import re
 import subprocess
 import sys
-import textwrap
 from concurrent.futures import ThreadPoolExecutor
 from html import escape
 from pathlib import Path
@@ -67,7 +66,7 @@ def on_files(files: Any, config: Any) -> Any:
     for source, page in PAGES.items():
         text = (ROOT / source).read_text()
         if source.endswith(".py"):
-            text = f"# {Path(source).name}\n\n```python\n{text}```\n"
+            text = f"---\nsearch:\n  exclude: true\n---\n\n# {Path(source).name}\n\n```python\n{text}```\n"
         files.append(File.generated(config, page, content=text))
     for path in sorted((ROOT / "results").iterdir()):
         if path.suffix != ".md":
@@ -211,16 +210,66 @@ def run_help(command: str) -> str:
     done = subprocess.run(line, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"`isqn {command} --help` failed with code {done.returncode}: {done.stderr.strip()}")
-    lines = (textwrap.wrap(line, 88, drop_whitespace=True) or [""] for line in done.stdout.strip().splitlines())
-    return "\n".join(line for wrapped in lines for line in wrapped)
+    return done.stdout.strip()
 
 
 def command_reference() -> str:
     with ThreadPoolExecutor(2) as pool:
         pages = pool.map(run_help, COMMANDS)
         return "\n\n".join(
-            f"## isqn {command}\n\n```text\n{text}\n```" for command, text in zip(COMMANDS, pages, strict=True)
+            f"## isqn {command}\n\n{format_help(text)}" for command, text in zip(COMMANDS, pages, strict=True)
         )
+
+
+def format_help(text: str) -> str:
+    """Turn a help text into paragraphs and lists of options, by its indentation alone."""
+    usage, _, rest = text.partition("\n\n")
+    parts = [f"```text\n{usage}\n```"]
+    paragraph: list[str] = []
+    options: list[list[str]] = []  # name, description
+
+    def flush() -> None:
+        if paragraph:
+            parts.append(" ".join(paragraph))
+        if options:
+            parts.append('<dl class="options">\n' + "\n".join(map(format_option, options)) + "\n</dl>")
+        paragraph.clear()
+        options.clear()
+
+    after_blank = True
+    for line in rest.splitlines():
+        words = line.strip()
+        indent = len(line) - len(line.lstrip())
+        if words and not words.strip("-"):  # a rule under the title of a group of options
+            title = options.pop()[0] if options else ""
+            flush()
+            parts.append(f"**{title[:1].upper()}{title[1:]}**")
+        elif words and indent == 0:
+            if options:
+                flush()
+            paragraph.append(words)
+        elif words and (indent < 6 or not options):
+            if paragraph:
+                flush()
+            columns = re.sub(r"\s{2,}", "\t", re.sub(r"\s+,", ",", words), count=1)
+            name, _, description = columns.partition("\t")
+            if options and not after_blank and not options[-1][1] and not name.startswith("-"):
+                options[-1][0] += " " + name  # a long list of choices is broken into lines
+            else:
+                options.append([name, description])
+        elif words:
+            options[-1][1] += " " + words
+        elif paragraph:
+            flush()
+        after_blank = not words
+    flush()
+    return "\n\n".join(parts)
+
+
+def format_option(option: list[str]) -> str:
+    name, description = (escape(text.strip(), quote=False) for text in option)
+    description = re.sub(r"`([^`]+)`", r"<code>\1</code>", description)
+    return f"<dt><code>{name}</code></dt>\n<dd>{description}</dd>"
 
 
 class _Annotation:
