@@ -20,17 +20,19 @@ import pytest
 import isqn
 from helpers import SMALL, TINY_WRITER
 from isqn import cli
-from isqn.analysis.probes import probe_columns
+from isqn.agents.dqn import DqnConfig
+from isqn.agents.registry import make_config
+from isqn.config.toml import to_toml
 from isqn.envs import wordle
 from isqn.envs.adapter import make_environment
-from isqn.experiments.config import AGENTS, Config, begin, to_toml
-from isqn.presets import PRESETS
-from isqn.study.grid import read_study
 from isqn.losses import LOSSES
 from isqn.networks.torsos import TORSOS
+from isqn.presets import PRESETS
 from isqn.schemes import SCHEMES
-from isqn.train import record, run
-from isqn.train.loop import empty_totals, metrics_columns
+from isqn.study.grid import read_study
+from isqn.train import record
+from isqn.train.functions import make_agent, metrics_columns, zero_totals
+from isqn.train.probes import probe_columns
 from isqn.types import EnvSpec
 
 ROOT = Path(__file__).parents[1]
@@ -85,7 +87,7 @@ def test_every_command_parses(line, monkeypatch, tmp_path):
     """Every command runs up to the point where it would train, load or measure something."""
     monkeypatch.syspath_prepend(ROOT / "examples")
     monkeypatch.chdir(tmp_path)
-    Path("FILE").write_text(to_toml(Config()))
+    Path("FILE").write_text(to_toml(DqnConfig()))
     Path("returns.toml").write_text(STUDIES[0])
     monkeypatch.setattr("isqn.train.run.start", start)
     for work in (
@@ -169,8 +171,8 @@ def test_columns_of_episodes():
 def test_columns_of_metrics():
     def header(agent: str = "dqn", spec: EnvSpec = SMALL, **fields) -> list[str]:
         sizes = {} if agent == "ilql" else {"hidden_sizes": (4,)}
-        config = begin(agent).replace(**sizes, **fields)
-        totals = empty_totals(run.make_agent(config, spec), config, spec)
+        config = make_config(agent).replace(**sizes, **fields)
+        totals = zero_totals(make_agent(config, spec), config, spec)
         return list(metrics_columns(totals, probe_columns(config)))
 
     text = section("docs/files.md", "metrics.csv")
@@ -327,7 +329,7 @@ def test_remote_assets_are_found():
 
 def test_deviations_name_fields_that_exist():
     """Every word in backticks in the last column that looks like a setting is one."""
-    fields = set(Config.__dataclass_fields__)
+    fields = set(DqnConfig.__dataclass_fields__)
     tables = [line for line in PAGES["docs/deviations.md"].splitlines() if line.startswith("|")]
     for line in tables:
         for word in re.findall(r"`([a-z_]+)(?:=\w+)?`", line.split("|")[-2]):
