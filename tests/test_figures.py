@@ -255,7 +255,7 @@ def test_the_legend_is_read_in_the_order_given_within_the_figure():
     assert [text.get_text() for text in texts] == given
     assert len({round(text.get_window_extent().y0) for text in texts}) > 1, "one row only: the order was not at stake"
     shown = {text.get_text(): line for text, line in zip(legend.get_texts(), legend.get_lines(), strict=True)}
-    assert {label: line.get_color() for label, line in shown.items()} == style.colours(given)
+    assert {label: line.get_color() for label, line in shown.items()} == style.assign_colours(given)
     box = legend.get_window_extent()
     assert 0 <= box.x0 < box.x1 <= drawn.bbox.width
     assert box.y1 < min(axis.get_tightbbox().y0 for axis in drawn.axes)
@@ -301,8 +301,8 @@ def test_a_label_can_look_the_same_in_all_figures_of_a_report():
     among = ["Meta TB-DQN", "Meta iS-DQN K=9", "TB-DQN", "TB-DQN, LN"]
     figure = Figure("x", "", "", (Chart("lines", {label: line(1.0, 2.0) for label in ("TB-DQN, LN", among[1])}),))
     alone, together = (figures.draw(figure, labels).legends[0].get_lines() for labels in ((), among))
-    assert [line.get_color() for line in alone] == [style.BLACK, style.REST[0]]
-    assert [line.get_color() for line in together] == [style.BLACK, style.REST[1]]
+    assert [line.get_color() for line in alone] == [style.BLACK, style.OTHER_COLOURS[0]]
+    assert [line.get_color() for line in together] == [style.BLACK, style.OTHER_COLOURS[1]]
     assert together[0].get_linestyle() == "--"
 
 
@@ -371,7 +371,7 @@ def test_a_dollar_in_a_name_is_a_dollar(tmp_path):
 
 
 def test_the_schemes_of_the_paper_have_their_colours():
-    assert style.colours([*PAPER, "ES-DQN N=9"]) == {
+    assert style.assign_colours([*PAPER, "ES-DQN N=9"]) == {
         "TB-DQN": "#000000",
         "TF-DQN": "#E69F00",
         "iS-DQN K=1": "#56B4E9",
@@ -380,8 +380,8 @@ def test_the_schemes_of_the_paper_have_their_colours():
         "iS-DQN K=49": "#CC79A7",
         "ES-DQN N=9": "#D55E00",
     }
-    assert {dash.plotly for _, dash in style.looks(PAPER).values()} == {"solid"}
-    assert style.colours(["iS-CQL K=9"]) == {"iS-CQL K=9": "#009E73"}
+    assert {dash.plotly for _, dash in style.assign_styles(PAPER).values()} == {"solid"}
+    assert style.assign_colours(["iS-CQL K=9"]) == {"iS-CQL K=9": "#009E73"}
 
 
 # Linear RGB as the two common kinds of colour-blind readers see it (Machado et al. 2009, severity 1).
@@ -409,25 +409,25 @@ def lab(colour: str, seen: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("reader", SEEN_BY)
 def test_colour_blind_readers_tell_the_schemes_apart(reader):
     """Two is just noticeable; red and green of equal lightness would be near 0 for some."""
-    colours = style.colours([*PAPER, "ES-DQN N=9", "Meta iS-DQN K=9", "i-DQN K=9"]).values()
+    colours = style.assign_colours([*PAPER, "ES-DQN N=9", "Meta iS-DQN K=9", "i-DQN K=9"]).values()
     for one, other in itertools.combinations(colours, 2):
         assert np.linalg.norm(lab(one, SEEN_BY[reader]) - lab(other, SEEN_BY[reader])) > 15, (one, other)
 
 
 def test_a_suffix_keeps_the_colour_and_changes_the_dash():
     labels = ["TB-DQN", "TB-DQN, LN", "iS-DQN K=9, LN", "Meta iS-DQN K=9", "Meta iS-DQN K=9, LN", "TB-DQN, bfloat16"]
-    looks = style.looks(labels)
+    looks = style.assign_styles(labels)
     colours = {label: colour for label, (colour, _) in looks.items()}
     assert colours["TB-DQN"] == colours["TB-DQN, LN"] == colours["TB-DQN, bfloat16"] == style.BLACK
     assert colours["iS-DQN K=9, LN"] == style.GREEN
     assert colours["Meta iS-DQN K=9"] == colours["Meta iS-DQN K=9, LN"] not in (style.BLACK, style.GREEN)
     assert [dash.plotly for _, dash in looks.values()] == ["solid", "dash", "dash", "solid", "dash", "dot"]
-    assert style.looks(["TB-DQN", "TB-CQL"])["TB-CQL"][1].plotly == "dash"
+    assert style.assign_styles(["TB-DQN", "TB-CQL"])["TB-CQL"][1].plotly == "dash"
 
 
 def test_numbered_labels_go_from_dark_to_light_by_their_number():
     labels = [f"pair {i}" for i in (10, 9, 1, 2, 3)]
-    colours = style.colours(labels)
+    colours = style.assign_colours(labels)
     light = [lab(colours[f"pair {i}"], np.eye(3))[0] for i in (1, 2, 3, 9, 10)]
     assert light == sorted(light)
     assert len(set(light)) == 5
@@ -436,19 +436,21 @@ def test_numbered_labels_go_from_dark_to_light_by_their_number():
 
 def test_a_sweep_of_one_scheme_goes_from_dark_to_light():
     swept = [f"TB-DQN, T={period}" for period in (1000, 40, 200)]
-    colours = style.colours([*swept, "TB-DQN", "TB-DQN, LN", "iS-DQN K=9, T=40", "iS-DQN K=9, T=200"])
+    colours = style.assign_colours([*swept, "TB-DQN", "TB-DQN, LN", "iS-DQN K=9, T=40", "iS-DQN K=9, T=200"])
     light = [lab(colours[f"TB-DQN, T={period}"], np.eye(3))[0] for period in (40, 200, 1000)]
     assert light[0] + 15 < light[1] < light[2] - 15
     assert colours["TB-DQN"] == colours["TB-DQN, LN"] == style.BLACK
     assert colours["iS-DQN K=9, T=40"] == colours["iS-DQN K=9, T=200"] == style.GREEN, "two are told apart by dashes"
-    rates = style.colours(["TB-DQN, lr=1e-05", "TB-DQN, lr=0.0001", "TB-DQN, lr=0.001"]).values()
+    rates = style.assign_colours(["TB-DQN, lr=1e-05", "TB-DQN, lr=0.0001", "TB-DQN, lr=0.001"]).values()
     light = [lab(colour, np.eye(3))[0] for colour in rates]
     assert light[0] < light[1] < light[2]
-    assert set(style.colours([f"TB-DQN{norm}, bfloat16" for norm in ("", ", LN", ", BN")]).values()) == {style.BLACK}
+    assert set(style.assign_colours([f"TB-DQN{norm}, bfloat16" for norm in ("", ", LN", ", BN")]).values()) == {
+        style.BLACK
+    }
 
 
 def test_other_k_lie_between_their_neighbours():
-    red, green, blue = (int(style.colours(["iS-DQN K=5"])["iS-DQN K=5"][i : i + 2], 16) for i in (1, 3, 5))
+    red, green, blue = (int(style.assign_colours(["iS-DQN K=5"])["iS-DQN K=5"][i : i + 2], 16) for i in (1, 3, 5))
     assert red == 0
     assert 0x72 < green < 0x9E
     assert 0x73 < blue < 0xB2
@@ -470,7 +472,7 @@ LABELS = st.builds(
 @settings(max_examples=200)
 @given(st.lists(LABELS, max_size=60))
 def test_no_two_labels_share_colour_and_dash(labels):
-    looks = style.looks(labels)
+    looks = style.assign_styles(labels)
     assert looks.keys() == set(labels)
     for name in ("matplotlib", "plotly"):
         assert len({(colour, getattr(dash, name)) for colour, dash in looks.values()}) == len(looks)

@@ -24,7 +24,7 @@ from isqn.report import figures, page, tables
 from isqn.report.build import Options, build, overview
 from isqn.report.charts import Chart, Figure, Report, Series, Table
 from isqn.report.collect import collect
-from isqn.report.write import watch, write, write_csv, write_numbers
+from isqn.report.write import watch, write, write_figure_csv, write_returns_csv
 from isqn.train import record
 from isqn.types import UserError
 from test_results import config, write_run
@@ -195,8 +195,8 @@ def test_several_tasks_are_pooled_on_one_scale(tmp_path):
     assert found.scores["TF-DQN"].tolist() == [[[1, 3], [0, 0.5]]] * 2
     # Of four runs the ends are left out: (1 + 2) / 2 and (0.5 + 4) / 2.
     assert found.aucs["TF-DQN"].point == pytest.approx(2.25 / 1.5)
-    assert found.words.startswith(
-        "IQM over 2 tasks x 2 seeds, 95 % stratified bootstrap intervals (of 2 seeds, so not to be relied on); 0 is"
+    assert found.caption.startswith(
+        "IQM over 2 tasks x 2 seeds, 95 % stratified bootstrap intervals (unreliable with only 2 seeds); 0 is"
     )
 
 
@@ -219,7 +219,7 @@ def test_one_seed_has_no_interval_and_it_is_said(tmp_path):
         lay(tmp_path / "s", study(TB, TF, seeds=(5,)), lambda cell, _: [1, 3] if cell.method[:2] == "TB" else [2, 4])
     )
     assert report.headline.rows[1][1:3] == ("1.50", "1.00")
-    assert "1 task x 1 seed, without intervals, which need more seeds;" in report.headline.caption
+    assert "1 task x 1 seed, no intervals (only one seed);" in report.headline.caption
     for name in ("auc", "curves", "profile", "improvement", "tasks"):
         assert all(series.low is None and series.high is None for series in chart(report, name).series.values())
     assert table(report, "Mean return over training").rows[1] == ("TF-DQN", "3.00")
@@ -342,8 +342,8 @@ def test_what_was_dropped_or_cut_is_said_with_every_number(unfinished, missing, 
     assert len(told) == 9
     for remark in told:
         assert all(words in remark for words in said), remark
-    assert report.notes[-1] == "Of 6 runs, not finished: 1, not begun: 1; see the table of what ran."
-    assert table(report, "What ran and what did not").rows == (
+    assert report.notes[-1] == "Of 6 runs, unfinished: 1, not started: 1; see the table of runs."
+    assert table(report, "Runs").rows == (
         ("CartPole-v1", "TB-DQN", "0-1", "2", "", "1 min 20 s"),
         ("CartPole-v1", "TF-DQN", "0, 2", "", "1", "1 min"),
     )
@@ -372,7 +372,7 @@ def test_a_baseline_below_random_play_is_not_divided_by(tmp_path):
     report, found = build(collect(folder), Options())
     assert found is None
     assert report.notes[0].startswith(
-        "Nothing can be divided by TB-DQN: the IQM of its area under the curve is -0.4, where"
+        "Methods cannot be compared with TB-DQN: the IQM of its area under the curve is -0.4 and must be above 0, where"
     )
 
 
@@ -459,7 +459,9 @@ def test_churn_is_divided_by_that_of_the_target_free_agent_at_the_same_step(tmp_
 
 def test_the_numbers_of_a_figure_are_a_table_too(tmp_path):
     level, line = Series(np.array([0.5])), Series(np.array([1.0, np.nan]), x=np.array([10.0, 20.0]), low=np.zeros(2))
-    write_numbers(tmp_path / "a.csv", Figure("a", "", "", (Chart("lines", {"b": level, "c, d": line}, title="panel"),)))
+    write_figure_csv(
+        tmp_path / "a.csv", Figure("a", "", "", (Chart("lines", {"b": level, "c, d": line}, title="panel"),))
+    )
     assert (tmp_path / "a.csv").read_text().splitlines() == [
         "panel,label,x,point,low,high",
         "panel,b,,0.5,,",
@@ -521,7 +523,7 @@ def test_energy_by_hand(tmp_path):
     )
     assert "(core hours x 12 W + GB hours x 0.3725 W) x 1.67" in shown.caption
     assert "CO2e = energy x 475 g/kWh" in shown.caption
-    assert tables.what_ran(found).rows[0][-1] == "2 h"
+    assert tables.runs(found).rows[0][-1] == "2 h"
 
 
 def test_work_and_time_by_hand(tmp_path, monkeypatch):
@@ -538,7 +540,7 @@ def test_work_and_time_by_hand(tmp_path, monkeypatch):
     assert points(flops) == {"TB-DQN": [2e6], "TF-DQN": [3e6]}
     for shown in hours.series.values():  # a million steps take 2,000 s at 500 a second, and 4,000 s at 250
         assert np.concatenate([shown.low, shown.point, shown.high]) * 3600 == pytest.approx([2000, 3000, 4000])
-    assert table(report, "Work").rows[0] == ("CartPole-v1", "TB-DQN", "2.0", "375", "0.83")
+    assert table(report, "Compute and time").rows[0] == ("CartPole-v1", "TB-DQN", "2.0", "375", "0.83")
 
 
 def test_sizes_of_networks_and_the_memory_of_processes(four_seeds):
@@ -570,14 +572,14 @@ def test_versions_and_commands_are_shown_without_folders(tmp_path):
         ("isqn resume out/runs/b/seed-1", "1"),
         ("isqn resume out/runs/b/seed-2", "1"),
     )
-    assert table(report, "Made with").rows == (
+    assert table(report, "Software and devices").rows == (
         ("python 3.11.7, isqn 0.1.0, jax 0.9", "gymnasium", "cpu:0", "a" * 12, "3"),
     )
     assert report.configs["study.toml"] == study_toml(asked)
     of_a_run = (tmp_path / "s" / "runs" / "CartPole-v1" / "TB-DQN" / "seed-0" / "config.toml").read_text()
     assert report.configs["CartPole-v1, TB-DQN, seed 0"] == of_a_run
     named = collect(lay(tmp_path / "t", asked.replace(name="online-ln", scale="mini"), lambda *_: [1, 2]))
-    assert named.about == "Which is better?"
+    assert named.description == "Which is better?"
 
 
 def test_the_command_of_a_study_of_the_paper():
@@ -612,7 +614,7 @@ def test_a_plain_folder_of_runs_is_compared_too(tmp_path):
     assert [cell.method for cell in found.cells] == ["TB-DQN", "TF-DQN", "iS-DQN K=3", "iS-DQN K=9", "iS-DQN K=49"]
     report, compared = build(found, Options())
     assert compared.aucs["iS-DQN K=9"].point == pytest.approx(1)
-    assert report.question == "Runs that were trained one by one."
+    assert report.question == "Individual runs, not part of a study."
     assert table(report, "Commands").rows == (("isqn train dqn", "5"),)
     assert report.configs["CartPole-v1, TF-DQN, seed 0"] == (root / "free" / "config.toml").read_text()
 
@@ -640,7 +642,7 @@ def test_offline_runs_are_drawn_along_updates_from_before_the_first(tmp_path):
     (curves,) = figure(report, "curves").charts
     assert curves.xlabel == "updates"
     assert curves.series["TB-CQL"].x.tolist() == [0, 1_000, 2_000]
-    assert "return of evaluations" in figure(report, "curves").caption
+    assert "evaluation return" in figure(report, "curves").caption
     plain(tmp_path, ("online", small("target-based")))
     with pytest.raises(UserError, match="learn from datasets and some by playing"):
         collect(root)
@@ -694,7 +696,7 @@ def test_a_run_without_a_summary_is_an_unfinished_run(tmp_path):
     plain(tmp_path, ("a", small("target-based")), ("b", small("target-based", seed=1)))
     (tmp_path / "b" / "summary.json").unlink()
     found = collect(tmp_path)
-    assert (len(found.runs), found.going, found.waiting) == (2, 1, 0)
+    assert (len(found.runs), found.num_unfinished, found.num_not_started) == (2, 1, 0)
     with pytest.raises(UserError, match=r"1 of 2 runs .*: CartPole-v1 TB-DQN seed 1;"):
         build(found, Options())
 
@@ -713,7 +715,7 @@ def test_a_task_that_is_not_known_is_played_at_random_once(tmp_path, monkeypatch
 
 
 def test_every_epoch_of_every_run_is_a_row(unfinished, tmp_path):
-    write_csv(tmp_path / "results.csv", collect(unfinished))
+    write_returns_csv(tmp_path / "results.csv", collect(unfinished))
     assert (tmp_path / "results.csv").read_text() == (
         "study,task,protocol,method,seed,epoch,step,mean_return,finished\n"
         "mine,CartPole-v1,gymnasium,TB-DQN,0,0,1000,2,yes\n"
@@ -768,7 +770,7 @@ def test_what_is_written(reported):
     headline = json.loads((reported.out / "headline.json").read_text())
     assert [row["method"] for row in headline] == ["TB-DQN", "TF-DQN"]
     text = (reported.out / "index.html").read_text()
-    for words in ("Which is better?", "Exact configurations", "study.toml", "What ran and what did not", "Energy"):
+    for words in ("Which is better?", "Exact configurations", "study.toml", "Runs", "Energy"):
         assert words in text
     assert '"refresh":null' in text
 
@@ -819,12 +821,12 @@ def test_watch_makes_the_page_anew_until_every_run_has_finished(tmp_path, monkey
     monkeypatch.setattr(time, "sleep", sleep)
     watch(folder, tmp_path / "out", Options(), None, 5)
     assert len(pages) == 2
-    assert "Of 4 runs, not finished: 1, not begun: 2" in pages[0]
+    assert "Of 4 runs, unfinished: 1, not started: 2" in pages[0]
     assert "No seed has a run of every method on every task" in pages[0]
-    assert "Of 4 runs, not finished: 3, not begun: 0" in pages[1]
+    assert "Of 4 runs, unfinished: 3, not started: 0" in pages[1]
     assert "Left out: seed 1," in pages[1]  # of which one run has no whole epoch yet
     assert "reloads every 5 seconds" in pages[1]
-    assert "not finished" not in index.read_text()
+    assert "unfinished:" not in index.read_text()
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"index.html"}
 
 

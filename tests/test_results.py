@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from isqn.analysis.results import (
-    Incomparable,
+    IncomparableError,
     Run,
+    format_ranges,
     gather,
-    normalised,
-    ranges,
+    normalise,
     read_run,
     read_score_dict,
     write_score_dict,
@@ -235,7 +235,7 @@ def test_truncate_cuts_all_runs_to_the_shortest():
     assert found.returns["TB"].tolist() == [[[1, 2]], [[5, 6]]]
     assert found.notes == (
         "Left out: seed 1, because 1 of 6 runs are missing, unfinished or without an episode.",
-        "Cut: all runs to their first 2 of 3 epochs.",
+        "Truncated: all runs to their first 2 of 3 epochs.",
     )
     assert all(one.returns == (1, 2) or one.returns == (5, 6) for one in found.runs)
     assert all(one.metrics["step"].tolist() == [1000, 2000] for one in found.runs)
@@ -245,7 +245,7 @@ def test_runs_that_are_all_as_unfinished_are_cut_too_and_it_is_said():
     runs = [run(method, seed, 1, 2) for method in METHODS for seed in SEEDS]
     found = gather(runs, TASK, METHODS, SEEDS, missing="truncate")
     assert found.returns["TF"].shape == (3, 1, 2)
-    assert found.notes == ("Cut: all runs to their first 2 of 3 epochs.",)
+    assert found.notes == ("Truncated: all runs to their first 2 of 3 epochs.",)
 
 
 @pytest.mark.parametrize("missing", ["fail", "drop", "truncate"])
@@ -338,7 +338,7 @@ def test_families_have_protocols_of_their_own_and_left_out_runs_have_none():
     ("numbers", "told"), [([], ""), ([4], "4"), ([5, 3, 4, 9], "3-5, 9"), ([1, 2], "1-2"), ([0, 2, 4], "0, 2, 4")]
 )
 def test_ranges(numbers, told):
-    assert ranges(numbers) == told
+    assert format_ranges(numbers) == told
 
 
 # -- one scale -----------------------------------------------------------------------------------------------------
@@ -353,7 +353,7 @@ def two_methods(task: str, baseline: tuple[float, ...], other: tuple[float, ...]
     ("task", "random", "half", "human"), [("ALE/Breakout-v5", 1.7, 16.1, 30.5), ("ALE/Pong-v5", -20.7, -3.05, 14.6)]
 )
 def test_atari_is_normalised_by_random_play_and_a_human(task, random, half, human):
-    scores, scale = normalised(two_methods(task, (random, half, human), (human,) * 3), "TB", {})
+    scores, scale = normalise(two_methods(task, (random, half, human), (human,) * 3), "TB", {})
     np.testing.assert_allclose(scores["TB"], [[[0, 0.5, 1]]], atol=1e-12)
     np.testing.assert_allclose(scores["TF"], 1)
     assert scale == "0 is random play and 1 a human"
@@ -361,29 +361,29 @@ def test_atari_is_normalised_by_random_play_and_a_human(task, random, half, huma
 
 def test_other_tasks_are_normalised_by_random_play_and_the_mean_of_the_baseline():
     results = two_methods("isqn/Chain-v0", (0.863, 1.863, 2.863), (0.863, 2.863, 4.863))  # random play: 0.863
-    scores, scale = normalised(results, "TB", {})
+    scores, scale = normalise(results, "TB", {})
     np.testing.assert_allclose(scores["TB"], [[[0, 1, 2]]])
     np.testing.assert_allclose(scores["TF"], [[[0, 2, 4]]])
     assert scale == "0 is random play and 1 the mean return of TB over its training"
-    scores, _ = normalised(results, "TF", {})
+    scores, _ = normalise(results, "TF", {})
     np.testing.assert_allclose(scores["TF"], [[[0, 1, 2]]])
 
 
 def test_a_study_may_give_both_ends_or_one():
     results = two_methods("CartPole-v1", (10, 20, 30), (60, 60, 60))
-    scores, scale = normalised(results, "TB", {"CartPole-v1": (10.0, 60.0)})
+    scores, scale = normalise(results, "TB", {"CartPole-v1": (10.0, 60.0)})
     np.testing.assert_allclose(scores["TB"], [[[0, 0.2, 0.4]]])
     assert scale == "0 is random play and 1 the study's reference"
-    scores, _ = normalised(results, "TB", {"CartPole-v1": (0.0, None)})
+    scores, _ = normalise(results, "TB", {"CartPole-v1": (0.0, None)})
     np.testing.assert_allclose(scores["TF"], 3)  # of the baseline's mean of 20
-    scores, _ = normalised(results, "TB", {"CartPole-v1": (None, 42.1)})  # random play: 22.1
+    scores, _ = normalise(results, "TB", {"CartPole-v1": (None, 42.1)})  # random play: 22.1
     np.testing.assert_allclose(scores["TF"], 37.9 / 20)
 
 
 def test_tasks_of_different_scales_are_told_apart():
     tasks = ("ALE/Breakout-v5", "CartPole-v1")
     runs = [run("TB", 0, 30.5, 30.5, 30.5, task=tasks[0]), run("TB", 0, 32.1, 42.1, 52.1, task=tasks[1])]
-    scores, scale = normalised(gather(runs, tasks, ("TB",), (0,)), "TB", {})
+    scores, scale = normalise(gather(runs, tasks, ("TB",), (0,)), "TB", {})
     np.testing.assert_allclose(scores["TB"], [[[1, 1, 1], [0.5, 1, 1.5]]])
     assert scale == (
         "0 is random play and 1 a human (ALE/Breakout-v5) or the mean return of TB over its training (CartPole-v1)"
@@ -391,13 +391,15 @@ def test_tasks_of_different_scales_are_told_apart():
 
 
 def test_a_baseline_no_better_than_random_play_sets_no_scale():
-    with pytest.raises(Incomparable, match=r"on MountainCar-v0, the mean return of TB .* is -200, which is not above"):
-        normalised(two_methods("MountainCar-v0", (-200,) * 3, (-150,) * 3), "TB", {})
+    with pytest.raises(
+        IncomparableError, match=r"on MountainCar-v0, the mean return of TB .* is -200, which is not above"
+    ):
+        normalise(two_methods("MountainCar-v0", (-200,) * 3, (-150,) * 3), "TB", {})
 
 
 def test_random_play_must_be_known():
-    with pytest.raises(Incomparable, match="What random play returns on mine/Env-v0 is not known"):
-        normalised(two_methods("mine/Env-v0", (1, 2, 3), (1, 2, 3)), "TB", {})
+    with pytest.raises(IncomparableError, match="The return of random play on mine/Env-v0 is not known"):
+        normalise(two_methods("mine/Env-v0", (1, 2, 3), (1, 2, 3)), "TB", {})
 
 
 # -- rliable's dictionary ----------------------------------------------------------------------------------------------

@@ -135,7 +135,7 @@ def test_point_estimates_are_rliables():
 
 
 def test_seeds_are_drawn_evenly_and_for_each_task_on_its_own():
-    draws = stats.resampled_seeds(np.random.default_rng(0), 6000, 3, 2)
+    draws = stats.resample_seeds(np.random.default_rng(0), 6000, 3, 2)
     assert draws.shape == (6000, 3, 2)
     deviation = np.sqrt(6000 / 3 * 2 / 3)
     for seed in range(3):
@@ -151,7 +151,7 @@ def test_intervals_are_those_of_the_slow_loops(statistic, confidence):
     scores = random_scores(4, 3)
     values = [
         SLOW[statistic](slow_resample(scores.tolist(), draw.tolist()))
-        for draw in stats.resampled_seeds(np.random.default_rng(5), 100, 4, 3)
+        for draw in stats.resample_seeds(np.random.default_rng(5), 100, 4, 3)
     ]
     tail = (1 - confidence) / 2
     expected = [SLOW[statistic](scores.tolist()), slow_quantile(values, tail), slow_quantile(values, 1 - tail)]
@@ -314,7 +314,7 @@ def test_profile_by_hand():
 
 def test_profile_is_that_of_the_slow_loops():
     scores, thresholds = random_scores(4, 3), [0.1, 0.9, 1.7]
-    draws = stats.resampled_seeds(np.random.default_rng(2), 60, 4, 3)
+    draws = stats.resample_seeds(np.random.default_rng(2), 60, 4, 3)
     profile = stats.performance_profile(scores, thresholds, resamples=60, seed=2)
 
     def share(rows, level):
@@ -349,7 +349,7 @@ def test_probability_of_improvement_resamples_both_methods():
 def test_probability_of_improvement_is_that_of_the_slow_loops(decimals):
     x, y = random_scores(4, 3).round(decimals), random_scores(5, 3, seed=1).round(decimals)
     rng = np.random.default_rng(9)
-    left, right = stats.resampled_seeds(rng, 80, 4, 3), stats.resampled_seeds(rng, 80, 5, 3)
+    left, right = stats.resample_seeds(rng, 80, 4, 3), stats.resample_seeds(rng, 80, 5, 3)
     values = [
         slow_improvement(slow_resample(x.tolist(), i.tolist()), slow_resample(y.tolist(), j.tolist()))
         for i, j in zip(left, right, strict=True)
