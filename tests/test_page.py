@@ -477,8 +477,14 @@ def test_few_places_are_ticked_where_they_are_if_there_is_room():
 @pytest.mark.parametrize(
     ("chart_of", "sentence"),
     [
-        (Chart("lines", {"a": Series(numbers(1, 2), x=numbers(1, 2, 3))}, "Pong"), "a of the chart 'Pong' has different"),
-        (Chart("lines", {"a": Series(numbers(1, 2), numbers(0), numbers(3))}, "Pong"), "has different numbers of points and of x"),
+        (
+            Chart("lines", {"a": Series(numbers(1, 2), x=numbers(1, 2, 3))}, "Pong"),
+            "a of the chart 'Pong' has different",
+        ),
+        (
+            Chart("lines", {"a": Series(numbers(1, 2), numbers(0), numbers(3))}, "Pong"),
+            "different numbers of points and of x",
+        ),
         (
             Chart("bars", {"a": Series(numbers(1, 2))}, "Pong"),
             "The bar a of the chart 'Pong' has 2 points; a bar has one.",
