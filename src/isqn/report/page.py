@@ -138,7 +138,7 @@ def _toggles(report: Report, styles: style.Styles) -> str:
         buttons.append(_button(SEEDS, "single seeds", pressed=False))
     if not buttons:
         return ""
-    return f"""<div class="toggles" role="group" aria-label="Methods shown in the charts">{"".join(buttons)}
+    return f"""<div class="toggles" role="group" aria-label="Series shown in the charts">{"".join(buttons)}
 <span class="hint">Hover for values, drag to zoom, double-click to zoom out.</span></div>
 <noscript><p class="notes">The charts require JavaScript.</p></noscript>"""
 
