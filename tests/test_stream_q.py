@@ -62,7 +62,7 @@ def slow(config, steps, spec: EnvSpec = VECTOR):
     Yields the parameters and the traces after each step.
     """
     k = config.num_bellman_iterations
-    network = make_network(spec, k + 1, config)
+    network = make_network(spec, k + 1, config.torso, config.style)
     params = stream_q.make(config, spec).init(0).params
     traces = [jax.tree.map(jnp.zeros_like, params) for _ in range(k)]
 
