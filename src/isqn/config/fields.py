@@ -224,11 +224,16 @@ def nearest(name: str, known: Iterable[str], otherwise: str = "") -> str:
 
 def nearest_setting(name: str, kind: type, known: Iterable[str], otherwise: str) -> str:
     """Return the same for a setting, which may be given by an alias: `k` for `num_bellman_iterations`."""
+    setting = aliased_setting(name, kind)
+    return f"did you mean {setting}?" if setting else nearest(name, known, otherwise)
+
+
+def aliased_setting(name: str, kind: type) -> str:
+    """Return the setting that has an alias: `num_bellman_iterations` for `k`; "" if none has."""
     for setting, rules in _annotations(kind).items():
-        for rule in rules:
-            if flag(name) in (getattr(rule, "aliases", None) or ()):
-                return f"did you mean {setting}?"
-    return nearest(name, known, otherwise)
+        if any(flag(name) in (getattr(rule, "aliases", None) or ()) for rule in rules):
+            return setting
+    return ""
 
 
 def nearest_path(path: Path) -> str:
