@@ -14,8 +14,9 @@ from contextlib import suppress
 from typing import Any
 
 from isqn.envs.scores import ATARI_15, BATCH_NORM_5, DMC_HARD_7, IMPALA_10, META_3, OFFLINE_10, STREAMING_7
-from isqn.experiments.config import nearest, slug
+from isqn.config.fields import nearest
 from isqn.study.grid import Study
+from isqn.train.record import slug
 from isqn.types import UserError
 
 Table = dict[str, Any]
