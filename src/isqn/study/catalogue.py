@@ -16,8 +16,8 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any
 
-from isqn.envs.scores import ATARI_15, BATCH_NORM_5, DMC_HARD_7, IMPALA_10, META_3, OFFLINE_10, STREAMING_7
 from isqn.config.fields import nearest
+from isqn.envs.scores import ATARI_15, BATCH_NORM_5, DMC_HARD_7, IMPALA_10, META_3, OFFLINE_10, STREAMING_7
 from isqn.study.grid import Study
 from isqn.train.record import slug
 from isqn.types import UserError
@@ -99,12 +99,18 @@ QUESTIONS = {
     "online-impala": ("Do more heads help with a larger torso?", "Figure 4, left; appendix F.2"),
     "online-batchnorm": ("Does BatchNorm help or harm, with and without a target network?", "appendix F.3, right"),
     "offline": ("Do the heads close the gap in offline learning from a fixed dataset?", "Figure 5; appendix F.4"),
-    "continuous": ("Do the heads close the gap in actor-critic learning of continuous control?", "Figure 6; appendix F.5"),
+    "continuous": (
+        "Do the heads close the gap in actor-critic learning of continuous control?",
+        "Figure 6; appendix F.5",
+    ),
     "language": ("Do the heads close the gap for a language model?", "Figure 7"),
     "streaming": ("Do the heads help in streaming learning, without a replay buffer?", "Figure 8"),
     "mellowmax": ("Do the heads close the gap with MellowMax in place of the maximum?", "appendix D.1"),
     "ablation-period": ("How much does the target update period T matter?", "appendix D.2"),
-    "ablation-heads": ("How much do the number of heads and the width of the last hidden layer matter?", "appendix D.3"),
+    "ablation-heads": (
+        "How much do the number of heads and the width of the last hidden layer matter?",
+        "appendix D.3",
+    ),
     "meta": ("Which Bellman updates get the largest weights, if the weights are learned?", "appendix D.4"),
     "mixed-precision": ("Do the heads close the gap in half precision?", "appendix D.5"),
     "analysis": ("Why do the heads help: gradients, target churn, feature rank, dormant units?", "Figure 9"),
