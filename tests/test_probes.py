@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from helpers import SMALL, make_agent, random_batch
+from isqn.agents.dqn import DqnConfig
 from isqn.analysis import probes
-from isqn.experiments.config import Config
 from isqn.networks import make_network
 from isqn.train import record, run
 
@@ -29,10 +29,10 @@ def test_dormant_share():
 
 
 def test_a_network_of_zeros_is_dormant():
-    network = make_network(SMALL, 1, Config(hidden_sizes=(6, 5)))
+    network = make_network(SMALL, 1, DqnConfig(hidden_sizes=(6, 5)))
     params, statistics = network.init(jax.random.key(0))
     zeros = jax.tree.map(jnp.zeros_like, params)
-    units, _ = network.look(zeros, statistics, jnp.ones((4, 3)))
+    units, _ = network.activations(zeros, statistics, jnp.ones((4, 3)))
     assert [u.shape for u in units] == [(4, 6), (4, 5)]
     assert probes.dormant_share(units) == 1.0
 
@@ -104,7 +104,7 @@ def test_right_after_a_refresh_the_shared_and_the_target_based_gradient_agree():
 @pytest.mark.parametrize("loop", ["host", "compiled"])
 def test_a_target_free_agent_is_compared_with_a_copy_that_is_renewed_too(loop, tmp_path):
     """Renewed at every update, the copy is the network itself, and both gradients are the same."""
-    config = Config(scheme="target-free", loop=loop, analysis=True, hidden_sizes=(8,), batch_size=8)
+    config = DqnConfig(scheme="target-free", loop=loop, analysis=True, hidden_sizes=(8,), batch_size=8)
     config = config.replace(update_period=4, target_update_period=4, learning_starts=40)
     config = config.replace(total_timesteps=200, epoch_steps=100, log_period_steps=100)
     run.start(config, tmp_path / "run", quiet=True)

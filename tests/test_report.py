@@ -13,18 +13,19 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from isqn.agents.dqn import DqnConfig
 from isqn.analysis.results import read_score_dict
 from isqn.analysis.stats import Interval
 from isqn.cli import main
-from isqn.experiments.config import AGENTS, Config, to_toml
-from isqn.study.catalogue import command, find_study
-from isqn.study.grid import Cell, Study
-from isqn.study.grid import to_toml as study_toml
+from isqn.config.toml import to_toml
 from isqn.report import figures, page, tables
 from isqn.report.build import Options, build, overview
 from isqn.report.charts import Chart, Figure, Report, Series, Table
 from isqn.report.collect import collect
 from isqn.report.write import watch, write, write_csv, write_numbers
+from isqn.study.catalogue import command, find_study
+from isqn.study.grid import Cell, Study
+from isqn.study.grid import to_toml as study_toml
 from isqn.train import record
 from isqn.types import UserError
 from test_results import config, write_run
@@ -593,13 +594,13 @@ def test_the_command_of_a_study_of_the_paper():
 # -- a plain folder of runs -----------------------------------------------------------------------------------------
 
 
-def plain(root: Path, *runs: tuple[str, Config], epochs=(30, 40), **more) -> Path:
+def plain(root: Path, *runs: tuple[str, DqnConfig], epochs=(30, 40), **more) -> Path:
     for name, settings in runs:
         write_run(root / name, settings, list(epochs)[: settings.num_epochs], **more)
     return root
 
 
-def small(scheme: str, seed: int = 0, **settings) -> Config:
+def small(scheme: str, seed: int = 0, **settings) -> DqnConfig:
     return config(seed=seed, **{"epochs": 2, "scheme": scheme, "hidden_sizes": (4,)} | settings)
 
 
@@ -624,7 +625,7 @@ def test_a_game_has_one_name(tmp_path):
 
 
 def test_agents_without_a_common_task_are_not_compared(tmp_path):
-    other = Config(agent="sac", **AGENTS["sac"])
+    other = DqnConfig(agent="sac", **AGENTS["sac"])
     root = plain(tmp_path / "runs", ("a", small("target-based")), ("b", other.replace(total_timesteps=5_000)))
     with pytest.raises(UserError, match=r"no task in common \(dqn on CartPole-v1; sac on Pendulum-v1\); report their"):
         collect(root)
@@ -633,7 +634,7 @@ def test_agents_without_a_common_task_are_not_compared(tmp_path):
 def test_offline_runs_are_drawn_along_updates_from_before_the_first(tmp_path):
     fields = {"num_updates": 2_000, "epoch_updates": 1_000, "env_id": "CartPole-v1", "hidden_sizes": (4,)}
     runs = [
-        Config(agent="cql", **AGENTS["cql"] | fields | {"scheme": name}) for name in ("target-based", "target-free")
+        DqnConfig(agent="cql", **AGENTS["cql"] | fields | {"scheme": name}) for name in ("target-based", "target-free")
     ]
     root = plain(tmp_path, *((run.scheme, run) for run in runs), epochs=(30, 40, 50))
     report = made(root)

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from isqn.agents.dqn import DqnConfig
 from isqn.analysis.results import (
     Incomparable,
     Run,
@@ -19,7 +20,7 @@ from isqn.analysis.results import (
     read_score_dict,
     write_score_dict,
 )
-from isqn.experiments.config import Config, to_toml
+from isqn.config.toml import to_toml
 from isqn.train import record
 from isqn.types import UserError
 
@@ -34,7 +35,7 @@ def write_table(path: Path, columns: dict[str, list]) -> None:
 
 
 def write_run(
-    folder: Path, config: Config, epochs: list, *, finished: bool = True, metrics: dict | None = None, **summary
+    folder: Path, config: DqnConfig, epochs: list, *, finished: bool = True, metrics: dict | None = None, **summary
 ) -> Path:
     """A run folder as training leaves it. `epochs`: for each the return of its only episode, or a list of returns."""
     folder.mkdir(parents=True)
@@ -64,8 +65,8 @@ def write_run(
     return folder
 
 
-def config(task: str = "CartPole-v1", seed: int = 0, epochs: int = 3, **settings) -> Config:
-    return Config(env_id=task, seed=seed, epoch_steps=1_000, total_timesteps=1_000 * epochs, **settings)
+def config(task: str = "CartPole-v1", seed: int = 0, epochs: int = 3, **settings) -> DqnConfig:
+    return DqnConfig(env_id=task, seed=seed, epoch_steps=1_000, total_timesteps=1_000 * epochs, **settings)
 
 
 def run(method: str, seed: int, *returns: float, task: str = "CartPole-v1", epochs: int = 3, **more) -> Run:

@@ -7,10 +7,8 @@ from typing import Any, NamedTuple
 
 import jax
 
-from isqn import agents
-from isqn.compiler import jit
-from isqn.experiments.config import Config
-from isqn.language.agent import make_writer
+from isqn.agents.registry import make_agent
+from isqn.config.parts import Run
 from isqn.types import EnvSpec, num_bytes
 
 COMPARED = (
@@ -37,9 +35,9 @@ class Size(NamedTuple):
         return self.kept_parameters - self.policy_parameters
 
 
-def size(config: Config, spec: EnvSpec) -> Size:
+def size(config: Run, spec: EnvSpec) -> Size:
     """Of one agent, from its shapes: nothing is compiled or allocated."""
-    state = jax.eval_shape(agents.make(config, spec).init, 0)
+    state = jax.eval_shape(make_agent(config, spec).init, 0)
     policy = state.policy._replace(statistics=()) if hasattr(state.policy, "statistics") else state.policy
     return Size(
         parameters=_count((state.params, policy)),
@@ -49,22 +47,6 @@ def size(config: Config, spec: EnvSpec) -> Size:
         optimizer_bytes=num_bytes(state.optimizer),
         moments_bytes=num_bytes(state.moments),
     )
-
-
-def flops_per_update(config: Config, spec: EnvSpec) -> float:
-    """From the compiler's analysis of the compiled update."""
-    config = config.replace(updates_per_step=1)
-    agent = agents.make(config, spec)
-    state = jax.eval_shape(agent.init, 0)
-    compiled = jit(agent.update, donate_argnums=0).lower(state, config.seen(spec).batch(config.batch_size)).compile()
-    return float((compiled.cost_analysis() or {}).get("flops", math.nan))
-
-
-def flops_per_game(config: Config, spec: Any) -> float:
-    """Of one pass through all networks, from the program as it is before compiling, which would take a minute."""
-    state = jax.eval_shape(agents.make(config, spec).init, 0)
-    lowered = jax.jit(make_writer(config, spec, unroll=True).loss).lower(state, spec.batch(1))
-    return float((lowered.cost_analysis() or {}).get("flops", math.nan))
 
 
 def _count(tree: Any) -> int:

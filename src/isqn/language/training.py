@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import lru_cache, partial
 from pathlib import Path
@@ -16,7 +17,7 @@ from isqn.agents.registry import read_config_file
 from isqn.config.fields import flag, nearest_path
 from isqn.data.replay import Memory
 from isqn.envs.adapter import Environment
-from isqn.language.agent import IlqlConfig, make
+from isqn.language.agent import IlqlConfig, make, make_writer
 from isqn.language.data import Source, of_file, of_people, of_players
 from isqn.language.game import SPEC, spec_of
 from isqn.language.gpt2 import load_weights
@@ -30,6 +31,14 @@ from isqn.train.record import read_config
 from isqn.types import Params, TextSpec, UserError, num_bytes
 
 IS_DISTRIBUTED = True
+WORK = "game"  # the unit whose FLOPs are counted
+
+
+def flops(config: IlqlConfig, spec: TextSpec) -> float:
+    """Return the FLOPs of one pass of a game through all networks, from the program before compiling."""
+    state = jax.eval_shape(make(config, spec).init, 0)
+    lowered = jax.jit(make_writer(config, spec, unroll=True).loss).lower(state, spec.batch(1))
+    return float((lowered.cost_analysis() or {}).get("flops", math.nan))
 
 
 def specification(config: IlqlConfig) -> TextSpec:

@@ -12,12 +12,12 @@ from isqn.analysis import stats
 from isqn.analysis.results import Incomparable, Results, gather
 from isqn.analysis.stats import Interval
 from isqn.experiments.config import Config, to_toml
-from isqn.study.grid import Cell
-from isqn.study.grid import to_toml as study_toml
 from isqn.report import tables
 from isqn.report.charts import Chart, Figure, Report, Series, Table
 from isqn.report.collect import Collected, Rows, unit_of
 from isqn.report.compare import Comparison, compare, interval, mean_return, profile
+from isqn.study.grid import Cell
+from isqn.study.grid import to_toml as study_toml
 from isqn.types import UserError
 
 MOST_LINES = 10  # in one panel of curves

@@ -13,9 +13,9 @@ import numpy as np
 from isqn.analysis.results import Key, References, Run, read_run
 from isqn.envs.registry import full_id
 from isqn.experiments.config import MAY_MOVE, Config, nearest, nearest_path
+from isqn.schemes import SCHEMES
 from isqn.study.catalogue import command
 from isqn.study.grid import Cell, Study, method_name, read_study
-from isqn.schemes import SCHEMES
 from isqn.train.run import read_config
 from isqn.types import UserError
 

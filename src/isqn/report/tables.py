@@ -16,10 +16,10 @@ import numpy as np
 from isqn.analysis import cost, stats
 from isqn.analysis.results import Run, ranges
 from isqn.experiments.config import Config, begin
-from isqn.study.grid import Cell
 from isqn.report.charts import Table, Value
 from isqn.report.collect import Collected
 from isqn.report.compare import Comparison, interval, mean_return
+from isqn.study.grid import Cell
 from isqn.train import run
 from isqn.train.progress import duration
 from isqn.types import EnvSpec, UserError
