@@ -17,8 +17,8 @@ from isqn.config.toml import to_toml
 from isqn.data.convert import convert
 from isqn.data.dataset import INDEX, read_index, spec_of
 from isqn.data.sources import own
+from isqn.exits import DONE, INTERRUPTED
 from isqn.presets import default_config, preset_config
-from isqn.study import worker
 from isqn.study.board import Board, steps_done
 from isqn.study.cell import require_settings
 from isqn.study.checks import LOGGING_AGENT, SUBSET_SETTINGS
@@ -88,9 +88,9 @@ def _run_jobs(pending: list[Job], engine: Engine, board: Board, should_stop: Cal
                 continue
             del running[handle]
             kills[job.name] += code < 0
-            if code == worker.DONE:
+            if code == DONE:
                 board.say(f"finished {job.name}")
-            elif code == worker.INTERRUPTED or (code < 0 and kills[job.name] <= RETRIES):
+            elif code == INTERRUPTED or (code < 0 and kills[job.name] <= RETRIES):
                 how = "stopped" if code > 0 else "killed"
                 board.say(f"{job.name} was {how}; it starts again, from its checkpoint if it has one")
                 pending.append(job)

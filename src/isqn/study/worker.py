@@ -17,12 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from isqn.agents.registry import read_config_file
+from isqn.exits import DONE, FAILED, INTERRUPTED
 from isqn.imports import import_all
 from isqn.train.record import seed_dir
 from isqn.types import Interrupted, UserError
 
-DONE, FAILED = 0, 1
-INTERRUPTED = 75  # EX_TEMPFAIL: saved, can be resumed; schedulers may requeue on it
 WAIT_SECONDS = 5.0
 SEEDS_PER_JOB = 5  # in one compiled program; with more, a core does no more work per second
 

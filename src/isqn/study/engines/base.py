@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from isqn.exits import FAILED, INTERRUPTED
 from isqn.study import worker
 from isqn.train.record import seed_dir
 from isqn.types import UserError
@@ -120,7 +121,7 @@ def _wait(process: subprocess.Popen[bytes]) -> int:
 def worst(codes: Sequence[int]) -> int:
     """Return the exit code of a job of several processes: if one was lost, the others fail because of it."""
     lost = [code for code in codes if code < 0]
-    return next((code for code in (*lost, worker.FAILED, worker.INTERRUPTED) if code in codes), max(codes))
+    return next((code for code in (*lost, FAILED, INTERRUPTED) if code in codes), max(codes))
 
 
 def import_library(name: str, extra: str) -> Any:

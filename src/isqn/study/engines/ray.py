@@ -9,7 +9,7 @@ import socket
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from isqn.study import worker
+from isqn.exits import INTERRUPTED
 from isqn.study.engines.base import LOST, Job, execute, import_library, worst
 from isqn.train import parallel
 from isqn.types import UserError
@@ -93,7 +93,7 @@ class RayHandle(NamedTuple):
         try:
             return int(self.ray.get(reference))
         except self.ray.exceptions.TaskCancelledError:
-            return worker.INTERRUPTED
+            return INTERRUPTED
         except self.ray.exceptions.RayError:
             return LOST
 
