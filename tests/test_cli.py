@@ -29,7 +29,7 @@ from isqn.config.fields import flag
 from isqn.losses import LOSSES
 from isqn.presets import PRESETS
 from isqn.schemes import SCHEMES
-from isqn.train import checkpoint, progress, record, run
+from isqn.train import checkpoint, online, progress, record, run
 from isqn.types import UserError
 
 SHORT = [
@@ -102,8 +102,8 @@ def test_the_version(capsys):
 
 
 HELP = {
-    "train": [
-        *(flag(field.name) for field in fields(DqnConfig) if field.name not in ("agent", *others("dqn"))),
+    "train dqn": [
+        *(flag(field.name) for field in fields(DqnConfig)),
         *("--k", "--gamma", "--tau", "--train-frequency", "--target-network-frequency", "--update-horizon"),
         *("--min-replay-history", "--preset", "--config", "--run-dir", "--overwrite", "--quiet", "--show-diff"),
     ],
@@ -124,7 +124,7 @@ HELP = {
 @pytest.mark.parametrize("command", HELP)
 def test_help_lists_every_flag(command, capsys):
     with pytest.raises(SystemExit) as exit_:
-        main([command, "--help"])
+        main([*command.split(), "--help"])
     assert exit_.value.code == 0
     out, err = capsys.readouterr()
     assert err == ""
@@ -350,10 +350,10 @@ def test_numbers_may_have_underscores_and_flags_too(parsed):
 
 
 def test_flags_change_the_preset_or_the_file_that_they_start_from(parsed, trained):
-    assert parsed("--preset", "minatar") == DqnConfig(**PRESETS["minatar"].fields)
-    assert parsed("--preset", "minatar", "--seed", "3") == DqnConfig(**PRESETS["minatar"].fields, seed=3)
-    assert parsed("--env-id", "CartPole-v1") == DqnConfig(**PRESETS["classic"].fields | {"env_id": "CartPole-v1"})
-    assert parsed("--env-id=MinAtar/Freeway").buffer_size == PRESETS["minatar"].fields["buffer_size"]
+    assert parsed("--preset", "minatar") == PRESETS["minatar"].config
+    assert parsed("--preset", "minatar", "--seed", "3") == PRESETS["minatar"].config.replace(seed=3)
+    assert parsed("--env-id", "CartPole-v1") == PRESETS["classic"].config.replace(env_id="CartPole-v1")
+    assert parsed("--env-id=MinAtar/Freeway").buffer_size == PRESETS["minatar"].config.buffer_size
     file = trained.folder / "config.toml"
     assert parsed("--config", str(file), "--seed", "4") == read_config_file(file).replace(seed=4)
     assert parsed("--hidden-sizes", "3", "4", "--layer-norm").hidden_sizes == (3, 4)
@@ -469,7 +469,7 @@ def test_an_update_that_does_not_fit_names_the_flags(error, refused, monkeypatch
     def fail(*args, **kwargs):
         raise error
 
-    monkeypatch.setattr(run, "_train_on_host", fail)
+    monkeypatch.setattr(online, "_train_on_host", fail)
     sentence = refused("train", *SHORT, "--run-dir", str(tmp_path / "run"))
     assert sentence.startswith("There is not enough memory for an update (")
     assert sentence.endswith(

@@ -21,7 +21,7 @@ import isqn
 from helpers import SMALL, TINY_WRITER
 from isqn import cli
 from isqn.agents.dqn import DqnConfig
-from isqn.agents.registry import make_config
+from isqn.agents.registry import agent_names, make_config
 from isqn.config.toml import to_toml
 from isqn.envs import wordle
 from isqn.envs.adapter import make_environment
@@ -209,7 +209,7 @@ OVERVIEW = "docs/reference/overview.md"
 def test_table_of_commands():
     commands = names(section(OVERVIEW, "Commands"))
     assert list(dict.fromkeys(name.split()[0] for name in commands if "--" not in name)) == list(cli.COMMANDS)
-    assert [name.split()[1] for name in commands if name.startswith("train ")] == list(AGENTS)
+    assert [name.split()[1] for name in commands if name.startswith("train ")] == list(agent_names())
 
 
 def test_table_of_schemes():
@@ -254,7 +254,9 @@ def test_readme_is_short():
 
 def test_readme_names_every_agent():
     listed = names(section("README.md", "What is included"))
-    assert [name.removeprefix("isqn train ") for name in listed if name.startswith("isqn train ")] == list(AGENTS)
+    assert [name.removeprefix("isqn train ") for name in listed if name.startswith("isqn train ")] == list(
+        agent_names()
+    )
 
 
 def test_readme_repeats_the_results():
@@ -282,7 +284,7 @@ def test_every_page_is_in_the_navigation():
 def test_reference_has_every_command():
     listed = load_hook().COMMANDS
     assert list(dict.fromkeys(command.split()[0] for command in listed)) == list(cli.COMMANDS)
-    assert [command.split()[1] for command in listed if command.startswith("train ")] == list(AGENTS)
+    assert [command.split()[1] for command in listed if command.startswith("train ")] == list(agent_names())
 
 
 def test_reference_has_every_public_name():

@@ -13,14 +13,15 @@ import pytest
 
 import isqn
 from helpers import ALL_SCHEMES, SMALL, assert_same, final, random_batch, stop_after
+from isqn.agents.cql import CqlConfig
 from isqn.agents.dqn import DqnConfig
 from isqn.cli import main
 from isqn.data.dataset import About, Dataset, Writer, read_index
 from isqn.envs.adapter import make_environment
 from isqn.envs.registry import make_native
-from isqn.experiments import drive, engines
 from isqn.losses import cloning
 from isqn.presets import preset_config
+from isqn.study import drive, engines
 from isqn.study.grid import Study
 from isqn.train import checkpoint, offline, record, run
 from isqn.train.evaluate import host_evaluation, native_evaluation
@@ -54,7 +55,7 @@ def data(logged) -> Path:
     return logged / "dataset"
 
 
-def small(data: Path, **changes) -> DqnConfig:
+def small(data: Path, **changes) -> CqlConfig:
     fields = {
         "env_id": "isqn/Chain-v0",
         "dataset": str(data),
@@ -66,10 +67,10 @@ def small(data: Path, **changes) -> DqnConfig:
         "evaluation_steps": 100,
         "evaluation_environments": 3,
     }
-    return DqnConfig(agent="cql", **AGENTS["cql"] | fields | changes)
+    return CqlConfig(**fields | changes)
 
 
-def stopped(config: DqnConfig, folder: Path, calls: int, monkeypatch) -> None:
+def stopped(config: CqlConfig, folder: Path, calls: int, monkeypatch) -> None:
     """A run that was asked to stop the so-many-th time that it looked."""
     with monkeypatch.context() as patch:
         stop_after(patch, calls)
@@ -90,9 +91,7 @@ def test_cloning_by_hand():
 
 def test_cloning_becomes_the_share_of_actions():
     """One state in which action 2 is taken three times of four."""
-    config = DqnConfig(
-        agent="cql", **AGENTS["cql"] | {"loss": "cloning", "scheme": "target-free", "learning_rate": 0.05}
-    )
+    config = CqlConfig(loss="cloning", scheme="target-free", learning_rate=0.05)
     from isqn.agents import make
 
     assert config.label == "BC"

@@ -1,4 +1,4 @@
-"""What a scheme costs before any training: parameters, work per update, bytes of network, optimizer and replay."""
+"""Cost of an agent before training: parameters, FLOPs per update, and memory of the network and the optimizer."""
 
 from __future__ import annotations
 
@@ -19,24 +19,28 @@ COMPARED = (
 
 
 class Size(NamedTuple):
-    parameters: int  # of the networks that learn
-    policy_parameters: int  # of these, a policy's and its temperature
-    copied_parameters: int  # of the older copies that the scheme keeps
-    network_bytes: int  # parameters, copies and the averages of BatchNorm
-    optimizer_bytes: int  # of a stream: its traces
-    moments_bytes: int  # what observations and rewards are normalised by
+    """Number of parameters and bytes of an agent's state."""
+
+    parameters: int  # trainable parameters, those of the policy included
+    policy_parameters: int  # trainable parameters of the policy and of the entropy temperature
+    copied_parameters: int  # parameters of the target copies
+    network_bytes: int  # parameters, target copies and BatchNorm statistics
+    optimizer_bytes: int  # optimizer state; eligibility traces of a streaming agent
+    moments_bytes: int  # running moments that normalise observations and rewards
 
     @property
     def kept_parameters(self) -> int:
+        """Trainable parameters and target copies."""
         return self.parameters + self.copied_parameters
 
     @property
     def kept_critic(self) -> int:
+        """Trainable parameters and target copies of the critic."""
         return self.kept_parameters - self.policy_parameters
 
 
 def size(config: Run, spec: EnvSpec) -> Size:
-    """Of one agent, from its shapes: nothing is compiled or allocated."""
+    """Return the size of an agent, from its shapes alone: nothing is compiled or allocated."""
     state = jax.eval_shape(make_agent(config, spec).init, 0)
     policy = state.policy._replace(statistics=()) if hasattr(state.policy, "statistics") else state.policy
     return Size(
