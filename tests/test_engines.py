@@ -423,9 +423,7 @@ def test_jobs_wait_for_memory(monkeypatch, tmp_path):
     assert engine.start([huge]) == []
     for _, handle in started:
         handle.process.code = 0
-    assert [job.name for job, _ in engine.start([huge, small])] == [
-        "huge"
-    ]  # alone; the run itself may refuse
+    assert [job.name for job, _ in engine.start([huge, small])] == ["huge"]  # alone; the run itself may refuse
 
 
 def test_the_progress_table(tmp_path):
