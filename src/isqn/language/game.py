@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from isqn.language.words import find_words
-from isqn.types import TextSpec, UserError
+from isqn.language.types import TextSpec
+from isqn.types import UserError
 
 Array = NDArray[Any]
 
@@ -38,7 +39,7 @@ SPEC = TextSpec(
     pad=PAD,
     action_tokens=ACTION_TOKENS,
     answer_tokens=LETTERS + 1,
-    most_actions=TRIES,
+    max_actions=TRIES,
 )
 
 
