@@ -10,7 +10,7 @@ import jax
 from isqn import agents
 from isqn.compiler import jit
 from isqn.experiments.config import Config
-from isqn.language.agent import make_writer
+from isqn.language.learning import make_learner
 from isqn.types import EnvSpec, num_bytes
 
 COMPARED = (
@@ -63,7 +63,7 @@ def flops_per_update(config: Config, spec: EnvSpec) -> float:
 def flops_per_game(config: Config, spec: Any) -> float:
     """Of one pass through all networks, from the program as it is before compiling, which would take a minute."""
     state = jax.eval_shape(agents.make(config, spec).init, 0)
-    lowered = jax.jit(make_writer(config, spec, unroll=True).loss).lower(state, spec.batch(1))
+    lowered = jax.jit(make_learner(config, spec, unroll=True).loss).lower(state, spec.batch(1))
     return float((lowered.cost_analysis() or {}).get("flops", math.nan))
 
 
