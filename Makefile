@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 TESTS ?= tests
 
-.PHONY: install quickstart test lint types unit test-slow bench versions clean
+.PHONY: install quickstart test lint types unit test-slow bench docs versions clean
 
 install: .venv/installed
 
@@ -35,12 +35,16 @@ test-slow: install
 bench: install
 	$(BIN)/python -m benchmarks
 
+# The documentation as a site in build/site; fails on a broken link and on anything loaded from the network.
+docs: install
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
 # Renew the file of exact versions from the lower bounds in pyproject.toml.
 versions:
 	$(PYTHON) -m venv .venv-versions
-	.venv-versions/bin/python -m pip install --quiet --disable-pip-version-check ".[atari,minatar,dmc,offline,language,report,video,ray,slurm,dev]" hatchling editables
+	.venv-versions/bin/python -m pip install --quiet --disable-pip-version-check ".[atari,minatar,dmc,offline,language,report,video,ray,slurm,dev,docs]" hatchling editables
 	.venv-versions/bin/python -m pip freeze --exclude isqn > versions.txt
 	rm -r .venv-versions
 
 clean:
-	rm -rf .venv .venv-versions .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-versions .mypy_cache .ruff_cache .pytest_cache .hypothesis build/site

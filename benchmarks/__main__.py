@@ -30,7 +30,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from isqn import agents
-from isqn.agents import q_learning
+from isqn.agents import dqn
+from isqn.agents.dqn import DqnConfig
 from isqn.compiler import jit
 from isqn.data import dataset as dataset_module
 from isqn.data.convert import convert
@@ -43,11 +44,10 @@ from isqn.language.data import source_from_players
 from isqn.language.game import SPEC
 from isqn.language.learning import make_learner
 from isqn.language.words import load_words
-from isqn.experiments.config import Config
 from isqn.presets import preset_config
-from isqn.train import checkpoint, compiled, host, offline, record, run
+from isqn.train import checkpoint, compiled, host, offline, online, record, run
 from isqn.train.compiled import make_loop
-from isqn.train.loop import empty_totals, play
+from isqn.train.functions import make_agent, play, zero_totals
 from isqn.types import EnvSpec, Transition, Values
 
 ONES = (1.0,) * 38
@@ -92,13 +92,13 @@ def dog_batch(size: int) -> Transition:
     )
 
 
-def updater(config: Config, make: Callable[..., q_learning.Agent] = agents.make) -> Callable[[], Any]:
+def updater(config: DqnConfig, make: Callable[..., dqn.Agent] = agents.make) -> Callable[[], Any]:
     spec = DOG if config.is_actor_critic else ATARI
     agent = make(config, spec)
-    return updates_of(agent, dog_batch(config.learned_batch_size) if config.is_actor_critic else atari_batch())
+    return updates_of(agent, dog_batch(config.update_batch_size) if config.is_actor_critic else atari_batch())
 
 
-def updates_of(agent: q_learning.Agent, batch: Any) -> Callable[[], Any]:
+def updates_of(agent: dqn.Agent, batch: Any) -> Callable[[], Any]:
     update, state = jit(agent.update, donate_argnums=0), jit(agent.init)(0)
 
     def call() -> Any:
@@ -109,13 +109,13 @@ def updates_of(agent: q_learning.Agent, batch: Any) -> Callable[[], Any]:
     return call
 
 
-def joint_pass(config: Config, spec: EnvSpec) -> q_learning.Agent:
+def joint_pass(config: DqnConfig, spec: EnvSpec) -> dqn.Agent:
     """The update as one concatenated pass: what two applies are compared with."""
     import optax
 
-    agent = q_learning.make(config, spec)
-    optimizer = q_learning.make_optimizer(config)
-    loss = q_learning.make_loss(config.loss, config)
+    agent = dqn.make(config, spec)
+    optimizer = dqn.make_optimizer(config)
+    loss = dqn.make_loss(config.loss, config)
     online, target = np.array(config.target_scheme.online), np.array(config.target_scheme.target)
 
     def update(state: Any, batch: Transition) -> tuple[Any, Any]:
@@ -137,7 +137,7 @@ def update_ratios(rounds: int) -> dict[str, Any]:
     """Nature CNN + LayerNorm, batch 32, 9 actions."""
     base = preset_config("atari-cnn-ln")
 
-    def scheme(name: str, k: int = 1) -> Config:
+    def scheme(name: str, k: int = 1) -> DqnConfig:
         return base.replace(scheme=name, num_bellman_iterations=k)
 
     free = scheme("target-free")
@@ -188,7 +188,7 @@ def layer_norm_ratios(rounds: int) -> dict[str, Any]:
 def compiler_option_ratio(rounds: int) -> dict[str, Any]:
     """The update under `isqn.compiler.jit` against plain `jax.jit`."""
     config = preset_config("atari-cnn-ln").replace(scheme="target-free")
-    agent, batch = q_learning.make(config, ATARI), atari_batch()
+    agent, batch = dqn.make(config, ATARI), atari_batch()
     calls = {}
     for name, program in (
         ("ours", jit(agent.update, donate_argnums=0)),
@@ -213,7 +213,7 @@ def atari_loop(rounds: int) -> dict[str, Any]:
         scheme="iterated-shared", num_bellman_iterations=9, total_timesteps=steps, max_episode_steps=100
     )
     env = make_environment(config.env_id, protocol=config.protocol)
-    agent = q_learning.make(config, env.spec)
+    agent = dqn.make(config, env.spec)
     functions = host.compile_agent(agent)
     clock = Clock()
     timed_update = clock.around("update", functions.update)
@@ -234,7 +234,9 @@ def atari_loop(rounds: int) -> dict[str, Any]:
         _wrapped(Replay, ("sample", "add"), clock),
         _wrapped(checkpoint, ("write",), clock),
     ):
-        epochs = host.train(config, Path(folder), agent, env, run.replay_factory(config, env.spec), functions=functions)
+        epochs = host.train(
+            config, Path(folder), agent, env, online.replay_factory(config, env.spec), functions=functions
+        )
         list(epochs)
     seconds, spent = marks
     shares = {part: spent[part] / seconds for part in ("update", "emulator", "act", "sample", "add")}
@@ -292,7 +294,7 @@ def minatar_loop(rounds: int) -> dict[str, Any]:
     for seeds in (1, 3, 10):
         config = preset_config("minatar").replace(scheme="iterated-shared", num_bellman_iterations=9, num_seeds=seeds)
         env = make_native(config.env_id)
-        loop = make_loop(config, q_learning.make(config, env.spec), env, run.device_replay(config, env.spec))
+        loop = make_loop(config, dqn.make(config, env.spec), env, online.device_replay(config, env.spec))
         state, _, _ = loop.run(loop.init(jnp.arange(seeds)), 0, num_steps=stretch, learning=False)
         states = [state]
 
@@ -307,7 +309,7 @@ def minatar_loop(rounds: int) -> dict[str, Any]:
     return found
 
 
-def of_heads(preset: str, stepper: Callable[[Config], Callable[[], Any]], rounds: int) -> dict[str, np.ndarray]:
+def of_heads(preset: str, stepper: Callable[[DqnConfig], Callable[[], Any]], rounds: int) -> dict[str, np.ndarray]:
     """Seconds of the same steps by TF and by iS with more and more heads."""
     config = preset_config(preset)
     calls = {"TF": stepper(config.replace(scheme="target-free"))}
@@ -355,12 +357,12 @@ def stream_minatar(rounds: int) -> dict[str, Any]:
 STREAM_STEPS = 50
 
 
-def atari_stream(config: Config) -> Callable[[], Any]:
+def atari_stream(config: DqnConfig) -> Callable[[], Any]:
     """Steps as the host loop takes them: act, emulate, normalise, learn, refresh."""
     env = make_environment(config.env_id, protocol=config.protocol)
-    agent, replay = run.make_agent(config, env.spec), run.replay_factory(config, env.spec)()
+    agent, replay = make_agent(config, env.spec), online.replay_factory(config, env.spec)()
     call = host.compile_agent(agent)
-    state, totals, choice = call.init(0), empty_totals(agent, config, env.spec), None
+    state, totals, choice = call.init(0), zero_totals(agent, config, env.spec), None
 
     def choose(step: int, episode: int) -> Any:
         nonlocal choice
@@ -385,10 +387,10 @@ def atari_stream(config: Config) -> Callable[[], Any]:
     return steps
 
 
-def minatar_stream(config: Config) -> Callable[[], Any]:
+def minatar_stream(config: DqnConfig) -> Callable[[], Any]:
     """1,000 steps of the compiled loop, one seed."""
     env = make_native(config.env_id)
-    loop = make_loop(config, run.make_agent(config, env.spec), env, run.device_replay(config, env.spec))
+    loop = make_loop(config, make_agent(config, env.spec), env, online.device_replay(config, env.spec))
     state = loop.init(jnp.arange(1))
 
     def steps() -> Any:
@@ -453,7 +455,7 @@ def drawn_and_fixed(preset: str, rows: int, updates: int, rounds: int) -> tuple[
         batches = offline.Batches(lambda group: offline.split(dataset.sample(size, np.random.default_rng(group))), 0)
         fixed = next(batches)
         states: dict[str, Any] = {
-            name: (call.init(0), empty_totals(agent, config, env.spec)) for name in ("drawn", "fixed")
+            name: (call.init(0), zero_totals(agent, config, env.spec)) for name in ("drawn", "fixed")
         }
 
         waited: list[float] = []
@@ -528,7 +530,7 @@ def language_ratios(rounds: int) -> dict[str, Any]:
     sizes = {"num_layers": 4, "model_width": 256, "attention_heads": 4, "head_hidden_size": 512, "num_positions": 74}
     words = source_from_players(load_words("common"), 0.5)
 
-    def of(config: Config, name: str, part: str) -> Callable[[], Any]:
+    def of(config: DqnConfig, name: str, part: str) -> Callable[[], Any]:
         scheme, k = {"TB": ("target-based", 1), "TF": ("target-free", 1), "iS": ("iterated-shared", 9)}[name]
         given = {"policy_checkpoint": "taken from a run"} if part == "values" else {}
         config = config.replace(scheme=scheme, num_bellman_iterations=k, **given)

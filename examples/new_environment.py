@@ -1,10 +1,12 @@
 """A new environment: move a paddle to catch a falling ball.
 
-cd examples && isqn train dqn --env-id new_environment:Catch-v0 --total-timesteps 10_000
+isqn train dqn --import examples/new_environment.py --env-id Catch-v0 --total-timesteps 10_000
 """
 
 import gymnasium as gym
 import numpy as np
+
+import isqn
 
 
 class Catch(gym.Env):
@@ -31,4 +33,4 @@ class Catch(gym.Env):
         return pixels
 
 
-gym.register("Catch-v0", entry_point=Catch)
+isqn.register_environment("Catch-v0", entry_point=Catch)

@@ -1,27 +1,31 @@
-"""A new loss: expectile regression. Errors that say "too low" weigh more than those that say "too high".
+"""A new loss with a setting of its own: expectile regression. Positive errors weigh more than negative ones.
 
-python examples/new_loss.py train dqn --loss expectile --env-id isqn/Grid-v0 --scheme iterated-shared --k 3
+isqn train dqn --import examples/new_loss.py --loss expectile --optimism 0.7 --env-id isqn/Grid-v0 --k 3
 """
 
-import sys
+from dataclasses import dataclass
+from typing import Annotated
 
 import jax.numpy as jnp
 
-from isqn.cli import main
-from isqn.losses import LOSSES
+import isqn
+from isqn.config.fields import PROBABILITY, needs
+from isqn.config.parts import PairLoss
 from isqn.types import Array, Transition, Values
 
-OPTIMISM = 0.7  # 0.5 is half the squared error of DQN
+
+@dataclass(frozen=True)
+class Expectile(PairLoss):
+    """Settings of expectile regression."""
+
+    optimism: Annotated[float, PROBABILITY, needs("loss", "expectile")] = 0.6
+    """Weight of positive errors, in [0, 1]; 0.5 is half the squared error of DQN."""
 
 
-def expectile(online: Values, target: Values, transition: Transition) -> Array:
+def expectile(online: Values, target: Values, transition: Transition, *, optimism: float) -> Array:
     """Newey & Powell 1987: a squared error whose weight depends on its sign."""
-    aim = transition.reward + transition.discount * jnp.max(target.next)
-    error = aim - online.now[transition.action]
-    return jnp.where(error > 0, OPTIMISM, 1 - OPTIMISM) * error**2
+    error = transition.reward + transition.discount * jnp.max(target.next) - online.now[transition.action]
+    return jnp.where(error > 0, optimism, 1 - optimism) * error**2
 
 
-LOSSES["expectile"] = ("Expectile", expectile)  # the flag, and the name in labels: "iS-Expectile K=3"
-
-if __name__ == "__main__":
-    sys.exit(main())
+isqn.register_loss("expectile", expectile, "Expectile", settings=Expectile)  # labels: "iS-Expectile K=3"

@@ -1,12 +1,10 @@
 """A new scheme: two chains of the paper's kind on one torso, so that the agent acts by an ensemble of chains.
 
-python examples/new_scheme.py train dqn --scheme two-chains --k 3 --env-id isqn/Chain-v0
+isqn train dqn --import examples/new_scheme.py --scheme two-chains --k 3 --env-id isqn/Chain-v0
 """
 
-import sys
-
-from isqn.cli import main
-from isqn.schemes import SCHEMES, TargetScheme
+import isqn
+from isqn.schemes import TargetScheme
 
 
 def two_chains(k: int) -> TargetScheme:
@@ -22,7 +20,4 @@ def two_chains(k: int) -> TargetScheme:
     )
 
 
-SCHEMES["two-chains"] = two_chains  # the flag; the label of --k 3 is "2iS-DQN K=3"
-
-if __name__ == "__main__":
-    sys.exit(main())
+isqn.register_scheme("two-chains", two_chains)  # the label of --k 3 is "2iS-DQN K=3"

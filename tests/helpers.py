@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+from pathlib import Path
+
 import jax
 import numpy as np
 
-from isqn.agents import q_learning
-from isqn.experiments.config import Config
+from isqn.agents import dqn
+from isqn.agents.dqn import DqnConfig
+from isqn.data.replay import Replay
+from isqn.train import checkpoint, online, record, run
 from isqn.types import EnvSpec, Transition
 
 SMALL = EnvSpec("small", "test", (3,), "float32", 4)
@@ -56,11 +61,70 @@ def random_batch(spec: EnvSpec = SMALL, size: int = 8, seed: int = 0) -> Transit
 
 
 def make_agent(spec: EnvSpec = SMALL, **fields):
-    config = Config(**{"hidden_sizes": (5,), "learning_rate": 0.01} | fields)
-    return config, q_learning.make(config, spec)
+    config = DqnConfig(**{"hidden_sizes": (5,), "learning_rate": 0.01} | fields)
+    return config, dqn.make(config, spec)
 
 
 def assert_trees_close(actual, expected, rtol=1e-5, atol=1e-6):
     assert jax.tree.structure(actual) == jax.tree.structure(expected)
     for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(actual), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(a, b, rtol=rtol, atol=atol, err_msg=jax.tree_util.keystr(path))
+
+
+# -- runs
+
+CLOCKS = {"seconds", "steps_per_second", "memory_mb", "waiting_share"}
+
+
+def final(run_dir: Path) -> dict:
+    """Everything that must not depend on interruptions: parameters, counters, replay, tables without clocks."""
+    step = checkpoint.steps(run_dir)[0]
+    arrays, manifest = checkpoint.read(checkpoint.folder_of(run_dir, step))
+    tables = {
+        path.name: [{k: v for k, v in row.items() if k not in CLOCKS} for row in record.read_table(path)]
+        for path in (run_dir / "metrics.csv", record.results_table(run_dir))
+    }
+    counters = {k: v for k, v in manifest["counters"].items() if k != "seconds"}
+    best = {path.name: checkpoint.read(path)[0] for path in run_dir.glob("best-*")}
+    return {
+        "arrays": arrays,
+        "best": best,
+        "counters": counters,
+        "tables": tables,
+        "rows": replay_rows(run_dir, manifest) if "replay" in manifest else {},
+    }
+
+
+def replay_rows(run_dir: Path, manifest: dict) -> dict:
+    """The replay itself, whatever files it is spread over."""
+    config = record.read_config(run_dir)
+    spec = run.specification(config)
+    if online.uses_compiled_loop(config):
+        from isqn.train.compiled import load_rows
+
+        return load_rows(run_dir / "replay", manifest["replay"]["files"], online.device_replay(config, spec))._asdict()
+    replay: Replay = online.replay_factory(config, spec)()
+    replay.restore(manifest["replay"], run_dir / "replay")
+    return replay.gather(replay.valid_starts())._asdict()
+
+
+def assert_same(left, right, path="run"):
+    if isinstance(left, dict):
+        assert left.keys() == right.keys(), path
+        for key in left:
+            assert_same(left[key], right[key], f"{path}/{key}")
+    elif isinstance(left, np.ndarray):
+        np.testing.assert_array_equal(left, right, err_msg=path)
+    else:
+        assert left == right, path
+
+
+def stop_after(monkeypatch, calls: int):
+    """Ask the loop to stop the so-many-th time that it looks."""
+
+    @contextmanager
+    def asked():
+        left = iter(range(calls))
+        yield lambda: next(left, None) is None
+
+    monkeypatch.setattr(run, "stop_on_signals", asked)

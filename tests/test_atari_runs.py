@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from helpers import assert_same, final, stop_after
 from isqn.envs.adapter import make_environment
 from isqn.presets import preset_config
 from isqn.train import checkpoint, record, run
 from isqn.types import Interrupted
-from test_resume import assert_same, final, stop_after
 
 FEW = {
     "learning_starts": 64,

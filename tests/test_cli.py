@@ -21,14 +21,16 @@ import psutil
 import pytest
 
 import isqn
+from helpers import assert_same, final
+from isqn.agents.dqn import DqnConfig
+from isqn.agents.registry import read_config_file
 from isqn.cli import COMMANDS, main
-from isqn.experiments.config import Config, flag, others, read_toml
-from isqn.presets import PRESETS
+from isqn.config.fields import flag
 from isqn.losses import LOSSES
+from isqn.presets import PRESETS
 from isqn.schemes import SCHEMES
-from isqn.train import checkpoint, progress, record, run
+from isqn.train import checkpoint, online, progress, record, run
 from isqn.types import UserError
-from test_resume import assert_same, final
 
 SHORT = [
     *("--env-id", "isqn/Chain-v0", "--loop", "host", "--hidden-sizes", "8", "--k", "2", "--buffer-size", "1_000"),
@@ -100,8 +102,8 @@ def test_the_version(capsys):
 
 
 HELP = {
-    "train": [
-        *(flag(field.name) for field in fields(Config) if field.name not in ("agent", *others("dqn"))),
+    "train dqn": [
+        *(flag(field.name) for field in fields(DqnConfig)),
         *("--k", "--gamma", "--tau", "--train-frequency", "--target-network-frequency", "--update-horizon"),
         *("--min-replay-history", "--preset", "--config", "--run-dir", "--overwrite", "--quiet", "--show-diff"),
     ],
@@ -122,7 +124,7 @@ HELP = {
 @pytest.mark.parametrize("command", HELP)
 def test_help_lists_every_flag(command, capsys):
     with pytest.raises(SystemExit) as exit_:
-        main([command, "--help"])
+        main([*command.split(), "--help"])
     assert exit_.value.code == 0
     out, err = capsys.readouterr()
     assert err == ""
@@ -319,7 +321,7 @@ def test_an_empty_word_is_refused(capsys):
 def parsed(monkeypatch):
     """The configuration that a command line asks for, without training it."""
 
-    def call(*words: str) -> Config:
+    def call(*words: str) -> DqnConfig:
         seen = []
         monkeypatch.setattr(run, "start", lambda config, *rest, **more: seen.append(config) or [])
         assert main(["train", "dqn", *words, "--quiet"]) == 0
@@ -348,12 +350,12 @@ def test_numbers_may_have_underscores_and_flags_too(parsed):
 
 
 def test_flags_change_the_preset_or_the_file_that_they_start_from(parsed, trained):
-    assert parsed("--preset", "minatar") == Config(**PRESETS["minatar"].fields)
-    assert parsed("--preset", "minatar", "--seed", "3") == Config(**PRESETS["minatar"].fields, seed=3)
-    assert parsed("--env-id", "CartPole-v1") == Config(**PRESETS["classic"].fields | {"env_id": "CartPole-v1"})
-    assert parsed("--env-id=MinAtar/Freeway").buffer_size == PRESETS["minatar"].fields["buffer_size"]
+    assert parsed("--preset", "minatar") == PRESETS["minatar"].config
+    assert parsed("--preset", "minatar", "--seed", "3") == PRESETS["minatar"].config.replace(seed=3)
+    assert parsed("--env-id", "CartPole-v1") == PRESETS["classic"].config.replace(env_id="CartPole-v1")
+    assert parsed("--env-id=MinAtar/Freeway").buffer_size == PRESETS["minatar"].config.buffer_size
     file = trained.folder / "config.toml"
-    assert parsed("--config", str(file), "--seed", "4") == read_toml(file).replace(seed=4)
+    assert parsed("--config", str(file), "--seed", "4") == read_config_file(file).replace(seed=4)
     assert parsed("--hidden-sizes", "3", "4", "--layer-norm").hidden_sizes == (3, 4)
     assert parsed("--hidden-sizes").hidden_sizes == parsed("--head-weights").head_weights == ()
     assert parsed("--reward-clip", "None").reward_clip is None
@@ -365,7 +367,7 @@ def test_train_writes_the_documented_files_and_prints_the_folder(trained):
     best = {name for name in names if name.startswith("best-")}
     assert len(best) == 1
     assert names - best == {"config.toml", "episodes.csv", "metrics.csv", "summary.json", "checkpoints", "replay"}
-    config = read_toml(trained.folder / "config.toml")
+    config = read_config_file(trained.folder / "config.toml")
     assert (config.label, config.hidden_sizes, config.total_timesteps) == ("iS-DQN K=2", (8,), 300)
     summary = json.loads((trained.folder / "summary.json").read_text())
     assert summary["status"] == "finished"
@@ -401,12 +403,12 @@ def test_seeds_get_a_folder_each(tmp_path, capsys):
     out, err = capsys.readouterr()
     assert out == f"{tmp_path}/run/seed-5\n{tmp_path}/run/seed-6\n"
     assert "seeds 5 to 6, compiled loop" in err
-    assert [read_toml(tmp_path / "run" / f"seed-{seed}" / "config.toml").seed for seed in (5, 6)] == [5, 6]
+    assert [read_config_file(tmp_path / "run" / f"seed-{seed}" / "config.toml").seed for seed in (5, 6)] == [5, 6]
 
 
 def test_a_folder_in_the_way_is_named_with_what_to_do(trained, refused, tmp_path):
     unfinished, foreign, file = tmp_path / "unfinished", tmp_path / "foreign", tmp_path / "file"
-    record.create_run(unfinished, Config())
+    record.create_run(unfinished, DqnConfig())
     foreign.mkdir()
     (foreign / "thesis.tex").write_text("precious")
     file.write_text("")
@@ -430,13 +432,13 @@ def test_a_folder_in_the_way_is_named_with_what_to_do(trained, refused, tmp_path
 
 def test_overwriting_starts_anew_but_not_for_a_command_that_is_refused(refused, tmp_path):
     folder = tmp_path / "run"
-    record.create_run(folder, Config(seed=9))
+    record.create_run(folder, DqnConfig(seed=9))
     (folder / "notes").write_text("old")
     refused("train", *SHORT, "--run-dir", str(folder), "--overwrite", "--torso", "nature")
     assert (folder / "notes").exists()
     assert main(["train", *SHORT, "--run-dir", str(folder), "--overwrite", "--quiet"]) == 0
     assert not (folder / "notes").exists()
-    assert read_toml(folder / "config.toml").seed == 0
+    assert read_config_file(folder / "config.toml").seed == 0
 
 
 @pytest.mark.parametrize(
@@ -467,7 +469,7 @@ def test_an_update_that_does_not_fit_names_the_flags(error, refused, monkeypatch
     def fail(*args, **kwargs):
         raise error
 
-    monkeypatch.setattr(run, "_train_on_host", fail)
+    monkeypatch.setattr(online, "_train_on_host", fail)
     sentence = refused("train", *SHORT, "--run-dir", str(tmp_path / "run"))
     assert sentence.startswith("There is not enough memory for an update (")
     assert sentence.endswith(
@@ -583,7 +585,7 @@ def test_nobody_reading_is_no_failure(tmp_path):
 
 def test_resume_goes_on_and_quiet_says_nothing(trained, tmp_path, capsys):
     folder = tmp_path / "run"
-    record.create_run(folder, read_toml(trained.folder / "config.toml"))
+    record.create_run(folder, read_config_file(trained.folder / "config.toml"))
     assert main(["resume", str(folder), "--quiet"]) == 0
     assert_same(final(folder), final(trained.folder))
     assert main(["resume", str(folder), "--quiet"]) == 0
@@ -642,7 +644,7 @@ def test_eval_prints_a_line_for_each_game_and_the_mean(trained, capsys):
 
 @pytest.mark.parametrize("which", ["last", "best"])
 def test_eval_of_a_run_that_has_not_begun(which, refused, tmp_path):
-    record.create_run(tmp_path / "run", Config(hidden_sizes=(8,)))
+    record.create_run(tmp_path / "run", DqnConfig(hidden_sizes=(8,)))
     sentence = refused("eval", str(tmp_path / "run"), "--which", which)
     assert sentence == f"{tmp_path}/run has no {which} checkpoint that can be read."
 

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from isqn.agents import q_learning
+from isqn.agents import dqn
+from isqn.agents.dqn import DqnConfig
 from isqn.data.device_replay import DeviceReplay, Rows
 from isqn.envs.registry import make_native
-from isqn.experiments.config import Config
-from isqn.train import checkpoint, record, run
+from isqn.train import checkpoint, online, record, run
 from isqn.train.compiled import make_loop
 from isqn.types import EnvSpec
 
@@ -104,7 +104,7 @@ def test_bytes_are_known_before_allocating_and_bits_are_packed():
     assert sum(leaf.nbytes for leaf in replay.init()) == replay.nbytes
 
 
-SMALL = Config(
+SMALL = DqnConfig(
     env_id="CartPole-v1",
     scheme="iterated-shared",
     num_bellman_iterations=2,
@@ -119,9 +119,9 @@ SMALL = Config(
 )
 
 
-def run_loop(config: Config, seeds: list[int], stretches: list[tuple[int, bool]]):
+def run_loop(config: DqnConfig, seeds: list[int], stretches: list[tuple[int, bool]]):
     env = make_native(config.env_id)
-    loop = make_loop(config, q_learning.make(config, env.spec), env, run.device_replay(config, env.spec))
+    loop = make_loop(config, dqn.make(config, env.spec), env, online.device_replay(config, env.spec))
     state, step, episodes = loop.init(jnp.array(seeds)), 0, []
     for count, learning in stretches:
         state, ended, _ = loop.run(state, step, num_steps=count, learning=learning)
@@ -169,7 +169,7 @@ def test_a_batch_of_seeds_writes_a_whole_run_for_each(tmp_path):
     folders = run.start(SMALL.replace(num_seeds=2, seed=7), tmp_path / "batch", quiet=True)
     assert [f.name for f in folders] == ["seed-7", "seed-8"]
     for folder, seed in zip(folders, (7, 8), strict=True):
-        assert run.read_config(folder).seed == seed
+        assert record.read_config(folder).seed == seed
         assert record.read_summary(folder)["seed"] == seed
         assert checkpoint.steps(folder) == [400]
         assert record.read_table(folder / "episodes.csv")
@@ -178,8 +178,8 @@ def test_a_batch_of_seeds_writes_a_whole_run_for_each(tmp_path):
 
 
 def test_a_batch_resumes_as_a_batch(tmp_path, monkeypatch):
+    from helpers import assert_same, final, stop_after
     from isqn.types import Interrupted
-    from test_resume import assert_same, final, stop_after
 
     config = SMALL.replace(num_seeds=2, checkpoint_minutes=0.0)
     whole = run.start(config, tmp_path / "whole", quiet=True)
@@ -196,7 +196,7 @@ def test_learning_in_the_compiled_loop_is_the_agents_update():
     """One cycle, followed by hand: the same rows, the same draw, the same update and refresh."""
     config = SMALL.replace(update_period=5, target_update_period=10, learning_starts=10, buffer_size=100)
     env = make_native(config.env_id)
-    agent, replay = q_learning.make(config, env.spec), run.device_replay(config, env.spec)
+    agent, replay = dqn.make(config, env.spec), online.device_replay(config, env.spec)
     before, _ = run_loop(config, [2], [(15, False)])
     after, _ = run_loop(config, [2], [(15, False), (5, True)])
     from isqn.keys import device_key
@@ -226,7 +226,7 @@ def test_truncation_bootstraps_and_termination_does_not(tmp_path):
 
     Chain ends by termination: the value of the last step is exactly its reward.
     """
-    config = Config(
+    config = DqnConfig(
         env_id="isqn/Loop-v0",
         discount=0.9,
         hidden_sizes=(),

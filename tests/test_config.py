@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -12,20 +13,12 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from isqn.experiments.config import (
-    MOST_INTEGER,
-    OWN,
-    Config,
-    begin,
-    docs,
-    flag,
-    from_mapping,
-    nearest_path,
-    read_toml,
-    to_toml,
-)
-from isqn.presets import preset_config, presets_of
+from isqn.agents.dqn import DqnConfig
+from isqn.agents.registry import agent_names, config_class, config_from_mapping, make_config, read_config_file
+from isqn.config.fields import MAX_INTEGER, docs, field_names, flag, nearest_path
+from isqn.config.toml import to_toml
 from isqn.losses import LOSSES
+from isqn.presets import preset_config, presets_of
 from isqn.schemes import SCHEMES
 from isqn.types import UserError
 
@@ -39,34 +32,35 @@ AT_LEAST_ZERO = (
     *("seed", "learning_starts", "learning_rate", "adam_epsilon", "epsilon_decay_steps", "checkpoint_minutes"),
     *("meta_learning_rate", "conservative_weight", "head_weight_discount"),
 )
-FLOATS = {name for name, value in dataclasses.asdict(Config()).items() if isinstance(value, float)}
+FLOATS = {name for name, value in dataclasses.asdict(DqnConfig()).items() if isinstance(value, float)}
 
 
 def refusal(**fields: Any) -> str:
     with pytest.raises(UserError) as error:
-        Config(**fields)
+        DqnConfig(**fields)
     return str(error.value)
 
 
 @pytest.mark.parametrize("name", AT_LEAST_ONE)
 def test_counts_and_periods_are_at_least_one(name):
-    assert refusal(**{name: 0}) == f"{flag(name)} is 0; it must be at least 1."
+    allowed = {"num_bellman_iterations": "between 1 and 1000", "analysis_samples": "between 1 and 100000"}
+    assert refusal(**{name: 0}) == f"{flag(name)} is 0; it must be {allowed.get(name, 'at least 1')}."
     least = 2 if name == "buffer_size" else 1  # a transition has two ends
-    assert getattr(Config(**{"learning_starts": 0} | {name: least}), name) == least
+    assert getattr(DqnConfig(**{"learning_starts": 0} | {name: least}), name) == least
 
 
 @pytest.mark.parametrize("name", AT_LEAST_ZERO)
 def test_what_may_be_zero_may_not_be_less(name):
     value = -0.5 if name in FLOATS else -1
     assert refusal(**{name: value}) == f"{flag(name)} is {value}; it must be at least 0."
-    assert getattr(Config(**{name: 0}), name) == 0
+    assert getattr(DqnConfig(**{name: 0}), name) == 0
 
 
 @pytest.mark.parametrize("name", ["discount", "epsilon_start", "epsilon_end"])
 def test_shares_are_between_0_and_1(name):
     for value in (-0.01, 1.01):
         assert refusal(**{name: value}) == f"{flag(name)} is {value}; it must be between 0 and 1."
-    assert [getattr(Config(**{name: value}), name) for value in (0, 1)] == [0.0, 1.0]
+    assert [getattr(DqnConfig(**{name: value}), name) for value in (0, 1)] == [0.0, 1.0]
 
 
 @pytest.mark.parametrize("name", ["mellowmax_temperature", "munchausen_temperature", "width_factor", "reward_clip"])
@@ -112,9 +106,9 @@ def test_scales_are_above_0(name):
             {"meta_gradient": "adam", "acting_rule": "mean"},
             "--acting-rule is 'mean'; it must be uniform with --meta-gradient, which weighs the draw.",
         ),
-        ({"seed": MOST_INTEGER + 1}, "--seed is 2147483648; it must be at most 2147483647."),
+        ({"seed": MAX_INTEGER + 1}, "--seed is 2147483648; it must be at most 2147483647."),
         (
-            {"seed": MOST_INTEGER, "num_seeds": 2},
+            {"seed": MAX_INTEGER, "num_seeds": 2},
             "--seed is 2147483647; it must be at most 2147483646, with --num-seeds 2.",
         ),
         ({"scheme": "iterated-shard"}, "--scheme is 'iterated-shard'; did you mean iterated-shared?"),
@@ -150,8 +144,8 @@ def test_a_value_of_another_type_is_refused(fields, sentence):
 
 
 def test_whole_numbers_become_floats_and_lists_become_tuples():
-    config = Config(learning_rate=1, hidden_sizes=[8, 4], head_weights=[2], reward_clip=1)
-    assert config == Config(learning_rate=1.0, hidden_sizes=(8, 4), head_weights=(2.0,), reward_clip=1.0)
+    config = DqnConfig(learning_rate=1, hidden_sizes=[8, 4], head_weights=[2], reward_clip=1)
+    assert config == DqnConfig(learning_rate=1.0, hidden_sizes=(8, 4), head_weights=(2.0,), reward_clip=1.0)
     assert isinstance(config.learning_rate, float)
     assert isinstance(config.head_weights[0], float)
     hash(config)
@@ -159,12 +153,12 @@ def test_whole_numbers_become_floats_and_lists_become_tuples():
 
 def test_a_config_cannot_be_changed():
     with pytest.raises(dataclasses.FrozenInstanceError):
-        Config().seed = 1  # type: ignore[misc]
+        DqnConfig().seed = 1  # type: ignore[misc]
 
 
 # -- files ---------------------------------------------------------------------------------------------------
 
-UNUSUAL = Config(
+UNUSUAL = DqnConfig(
     hidden_sizes=(),
     reward_clip=None,
     layer_norm=True,
@@ -174,40 +168,45 @@ UNUSUAL = Config(
     head_weights=(0.1, 2.0),
     discount=1 / 3,
     experiment='a "quoted" \\ name\nof two lines, é and 🧊',
-    seed=MOST_INTEGER,
+    seed=MAX_INTEGER,
 )
 
 
 @pytest.mark.parametrize(
     "config",
-    [*map(preset_config, TRAINED), UNUSUAL, Config(reward_clip=0.5, hidden_sizes=(3, 2, 1))],
+    [*map(preset_config, TRAINED), UNUSUAL, DqnConfig(reward_clip=0.5, hidden_sizes=(3, 2, 1))],
     ids=[*TRAINED, "unusual", "clipped"],
 )
 def test_a_file_says_the_same_as_the_object(config, tmp_path):
     path = tmp_path / "config.toml"
     path.write_text(to_toml(config), encoding="utf-8")
-    again = read_toml(path)
+    again = read_config_file(path)
     assert again == config
-    for field in dataclasses.fields(Config):
+    for field in dataclasses.fields(type(config)):
         assert type(getattr(again, field.name)) is type(getattr(config, field.name)), field.name
 
 
-def test_a_file_holds_every_field_under_its_meaning():
-    text = to_toml(Config(reward_clip=None))
-    fields = {f.name for f in dataclasses.fields(Config)}
-    of_some = {name for names in OWN.values() for name in names}
-    assert tomllib.loads(text).keys() == fields - {"reward_clip"} - (of_some - set(OWN["dqn"]))
-    for agent in ("stream-q", "sac"):
-        assert tomllib.loads(to_toml(begin(agent))).keys() == fields - (of_some - set(OWN[agent]))
-    assert "# reward_clip is not set\n" in text
-    assert "# gamma.\ndiscount = 0.99\n" in text
+@pytest.mark.parametrize("agent", agent_names())
+def test_a_file_holds_the_fields_of_its_agent_under_their_docstrings(agent):
+    config = make_config(agent)
+    text = to_toml(config)
+    unset = {name for name, value in dataclasses.asdict(config).items() if value is None}
+    assert tomllib.loads(text).keys() == {"agent", *field_names(type(config))} - unset
+    for name, doc in docs(type(config)).items():
+        assert re.search(rf"^# {re.escape(doc)}\n(# )?{name} ", text, re.MULTILINE)
 
 
-def test_every_field_has_a_docstring():
-    assert list(docs()) == [field.name for field in dataclasses.fields(Config)]
-    for name, text in docs().items():
+def test_a_setting_that_is_not_set_is_a_comment():
+    assert "# reward_clip is not set\n" in to_toml(DqnConfig(reward_clip=None))
+
+
+@pytest.mark.parametrize("agent", agent_names())
+def test_every_field_has_a_docstring(agent):
+    for name, text in docs(config_class(agent)).items():
         assert text.endswith((".", ")")), name
         assert "\n" not in text, f"{name}: a comment of config.toml is one line"
+        assert len(text) <= 120, name
+        assert text.split()[0] not in ("Of", "What", "That", "Those", "Who", "Whose", "How", "By", "As"), name
 
 
 def file(tmp_path: Path, text: str) -> Path:
@@ -225,9 +224,9 @@ def file(tmp_path: Path, text: str) -> Path:
         ("agent = 'stream'", ": --agent is 'stream'; did you mean stream-q?"),
         (
             "agent = 'stream-q'\nbatch_size = 32",
-            ": --batch-size is 32; it is for `isqn train dqn` or `isqn train sac` or `isqn train cql` or ",
+            "sets 'batch_size'; it is for `isqn train dqn` or `isqn train sac` or `isqn train cql` or ",
         ),
-        ("trace_decay = 0.9", ": --trace-decay is 0.9; it is for `isqn train stream-q`, and stays 0.8 for dqn."),
+        ("trace_decay = 0.9", "sets 'trace_decay'; it is for `isqn train stream-q`, not for dqn."),
         ("agent = 'stream-q'\ntrace_decay = 1.1", ": --trace-decay is 1.1; it must be between 0 and 1."),
         ("agent = 'stream-q'\nobgd_kappa = 0", ": --obgd-kappa is 0.0; it must be above 0."),
         ("batch_size = '3'", ": --batch-size is '3'; it must be of type int."),
@@ -239,8 +238,8 @@ def file(tmp_path: Path, text: str) -> Path:
         ("learning_rate = nan", ": --learning-rate is nan; it must be a finite number of 32 bits."),
         ("learning_rate = 1e39", ": --learning-rate is 1e+39; it must be a finite number of 32 bits."),
         ("max_episode_steps = 3000000000", ": --max-episode-steps is 3000000000; it must be at most 2147483647."),
-        ("analysis_samples = 100001", ": --analysis-samples is 100001; it must be at most 100000."),
-        ("num_bellman_iterations = 1001", ": --num-bellman-iterations is 1001; it must be at most 1000."),
+        ("analysis_samples = 100001", ": --analysis-samples is 100001; it must be between 1 and 100000."),
+        ("num_bellman_iterations = 1001", ": --num-bellman-iterations is 1001; it must be between 1 and 1000."),
         ("buffer_size = 2147483648", ": --buffer-size is 2147483648; it must be at most 2147483647."),
         ("", "is empty; give the config.toml of a run."),
         ("# nothing", "is empty; give the config.toml of a run."),
@@ -251,40 +250,40 @@ def file(tmp_path: Path, text: str) -> Path:
 def test_a_file_that_is_wrong_is_named_with_what_is_wrong(text, sentence, tmp_path):
     path = file(tmp_path, text)
     with pytest.raises(UserError) as error:
-        read_toml(path)
+        read_config_file(path)
     assert str(error.value).startswith(f"{path}{'' if sentence.startswith(':') else ' '}{sentence}")
 
 
 def test_a_file_may_begin_with_the_mark_of_its_encoding(tmp_path):
     (tmp_path / "config.toml").write_bytes(b"\xef\xbb\xbfbatch_size = 7\n")
-    assert read_toml(tmp_path / "config.toml").batch_size == 7
+    assert read_config_file(tmp_path / "config.toml").batch_size == 7
 
 
 def test_a_path_that_is_not_there_is_answered_with_the_one_beside_it(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.toml").write_text("")
     with pytest.raises(UserError) as error:
-        read_toml(tmp_path / "run" / "confg.toml")
+        read_config_file(tmp_path / "run" / "confg.toml")
     assert str(error.value) == f"{tmp_path}/run/confg.toml does not exist; did you mean {tmp_path}/run/config.toml?"
     assert nearest_path(tmp_path / "rum" / "config.toml") == f"; did you mean {tmp_path}/run?"
     assert nearest_path(tmp_path / "run") == ""
     with pytest.raises(UserError, match=r"elsewhere/x\.toml does not exist; give the config\.toml of a run\."):
-        read_toml(tmp_path / "elsewhere" / "x.toml")
+        read_config_file(tmp_path / "elsewhere" / "x.toml")
     with pytest.raises(UserError, match=r"cannot be read \(Is a directory\); give the config.toml of a run."):
-        read_toml(tmp_path / "run")
+        read_config_file(tmp_path / "run")
 
 
 def test_a_file_changes_only_what_it_sets():
     base = preset_config("minatar")
-    assert from_mapping({"batch_size": 7}, "here", base) == base.replace(batch_size=7)
-    assert from_mapping({}, "here") == Config()
+    assert config_from_mapping({"batch_size": 7}, "here", base) == base.replace(batch_size=7)
+    assert config_from_mapping({}, "here") == DqnConfig()
 
 
 # -- what follows from the fields ------------------------------------------------------------------------------
 
 
 def test_epsilon_falls_linearly_and_stays():
-    config = Config(epsilon_start=0.9, epsilon_end=0.1, epsilon_decay_steps=1_000)
+    config = DqnConfig(epsilon_start=0.9, epsilon_end=0.1, epsilon_decay_steps=1_000)
     assert [config.epsilon(step) for step in (0, 250, 500, 1_000, 1_001, 10**9)] == pytest.approx(
         [0.9, 0.7, 0.5, 0.1, 0.1, 0.1], abs=1e-12
     )
@@ -293,7 +292,7 @@ def test_epsilon_falls_linearly_and_stays():
 
 
 def test_without_decay_only_the_first_step_is_at_the_start():
-    config = Config(epsilon_start=1.0, epsilon_end=0.2, epsilon_decay_steps=0)
+    config = DqnConfig(epsilon_start=1.0, epsilon_end=0.2, epsilon_decay_steps=0)
     assert [config.epsilon(step) for step in (0, 1, 2)] == [1.0, 0.2, 0.2]
 
 
@@ -307,17 +306,17 @@ def test_without_decay_only_the_first_step_is_at_the_start():
     ],
 )
 def test_a_run_is_made_of_epochs(total, epoch, row, ends, row_period):
-    config = Config(total_timesteps=total, epoch_steps=epoch, log_period_steps=row)
+    config = DqnConfig(total_timesteps=total, epoch_steps=epoch, log_period_steps=row)
     assert [config.epoch_end(e) for e in range(config.num_epochs)] == ends
     assert config.row_length == row_period
 
 
 def test_probes_need_a_second_batch():
-    assert [Config(batch_size=5, analysis=analysis).sampled_batch_size for analysis in (False, True)] == [5, 10]
+    assert [DqnConfig(batch_size=5, analysis=analysis).sampled_batch_size for analysis in (False, True)] == [5, 10]
 
 
 def test_pair_weights_are_the_given_ones_times_powers_of_the_discount():
-    three = Config(num_bellman_iterations=3)
+    three = DqnConfig(num_bellman_iterations=3)
     assert three.pair_weights == (1.0, 1.0, 1.0)
     assert three.replace(head_weight_discount=0.25).pair_weights == (1.0, 0.25, 0.0625)
     assert three.replace(head_weights=(1, 2, 3), head_weight_discount=0.5).pair_weights == (1.0, 1.0, 0.75)
@@ -345,7 +344,7 @@ def test_labels_are_the_papers_names():
     assert ALGORITHMS.keys() == LOSSES.keys() - {"cloning"}  # which has no target, and so no scheme
     for scheme, pattern in LABELS.items():
         for loss, algorithm in ALGORITHMS.items():
-            config = Config(scheme=scheme, loss=loss, num_bellman_iterations=4)
+            config = DqnConfig(scheme=scheme, loss=loss, num_bellman_iterations=4)
             assert config.label == pattern.format(algorithm)
             assert config.replace(meta_gradient="adam").label == f"Meta {config.label}"
             assert config.replace(meta_gradient="sgd").label == f"Meta-SGD {config.label}"

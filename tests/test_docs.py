@@ -1,14 +1,16 @@
-"""What the documentation says is so: commands can be read, links lead somewhere, tables name what there is."""
+"""The documentation agrees with the code: commands parse, links resolve, and tables match the registries and files."""
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import pkgutil
 import re
 import runpy
 import shlex
 from contextlib import ExitStack
 from dataclasses import replace
+from html import unescape
 from pathlib import Path
 from unittest.mock import patch
 
@@ -18,26 +20,28 @@ import pytest
 import isqn
 from helpers import SMALL, TINY_WRITER
 from isqn import cli
-from isqn.analysis.probes import probe_columns
+from isqn.agents.dqn import DqnConfig
+from isqn.agents.registry import agent_names, make_config
+from isqn.config.toml import to_toml
 from isqn.envs import wordle
 from isqn.envs.adapter import make_environment
-from isqn.experiments.config import AGENTS, Config, begin, to_toml
-from isqn.presets import PRESETS
-from isqn.study.grid import read_study
 from isqn.losses import LOSSES
 from isqn.networks.torsos import TORSOS
+from isqn.presets import PRESETS
 from isqn.schemes import SCHEMES
-from isqn.train import record, run
-from isqn.train.loop import empty_totals, metrics_columns
+from isqn.study.grid import read_study
+from isqn.train import record
+from isqn.train.functions import make_agent, metrics_columns, zero_totals
+from isqn.train.probes import probe_columns
 from isqn.types import EnvSpec
 
 ROOT = Path(__file__).parents[1]
-PAGES = {str(path.relative_to(ROOT)): path.read_text() for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"))}
+PAGES = {str(path.relative_to(ROOT)): path.read_text() for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"))}
 FENCED = re.compile(r"^```\w*\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 
 def commands() -> list[str]:
-    """`isqn ...` and `python examples/....py ...`, in blocks and in running text."""
+    """Return every `isqn ...` and `python examples/....py ...`, from code blocks and from running text."""
     found = []
     for text in PAGES.values():
         lines = [line for block in FENCED.findall(text) for line in block.splitlines()]
@@ -50,19 +54,19 @@ STUDIES = re.findall(r"```toml\n(.*?)```", PAGES["docs/studies.md"], re.DOTALL)
 
 
 @pytest.mark.parametrize("text", STUDIES)
-def test_the_example_of_a_study_is_one(text, tmp_path):
+def test_study_examples_are_valid_studies(text, tmp_path):
     (tmp_path / "mine.toml").write_text(text)
     assert read_study(tmp_path / "mine.toml").cells
 
 
-# what is imported while its parts are replaced would keep the replacements
+# import everything first: a module imported while its parts are patched would keep the patches
 for module in pkgutil.walk_packages(isqn.__path__, "isqn."):
     if not module.name.endswith("__main__"):
         importlib.import_module(module.name)
 
 
 class ReachedError(Exception):
-    """The command line was read, and the work would begin."""
+    """Raised after the command line was parsed, where the work would start."""
 
 
 def stop(*args, **kwargs):
@@ -79,11 +83,11 @@ def test_commands_are_found():
 
 
 @pytest.mark.parametrize("line", commands())
-def test_every_command_can_be_read(line, monkeypatch, tmp_path):
-    """Up to where something would be trained, loaded or measured."""
+def test_every_command_parses(line, monkeypatch, tmp_path):
+    """Every command runs up to the point where it would train, load or measure something."""
     monkeypatch.syspath_prepend(ROOT / "examples")
     monkeypatch.chdir(tmp_path)
-    Path("FILE").write_text(to_toml(Config()))
+    Path("FILE").write_text(to_toml(DqnConfig()))
     Path("returns.toml").write_text(STUDIES[0])
     monkeypatch.setattr("isqn.train.run.start", start)
     for work in (
@@ -108,8 +112,8 @@ def test_every_command_can_be_read(line, monkeypatch, tmp_path):
         if command == "play" and not rest:
             rest = ["RUN_DIR", "crane"]
         if command in ("resume", "eval", "probe") and not any(not word.startswith("-") for word in rest):
-            rest.append("RUN_DIR")  # the text speaks of a flag alone
-        if command == "data" and rest:  # so does it of these, and of folders that are not there
+            rest.append("RUN_DIR")  # the text mentions only a flag
+        if command == "data" and rest:  # these too are mentioned alone, and with folders that do not exist
             if not any(not word.startswith("-") for word in rest[1:]):
                 rest.insert(1, ".")
             if "-o" not in rest and rest[0] != "inspect":
@@ -125,12 +129,22 @@ def test_every_command_can_be_read(line, monkeypatch, tmp_path):
                 cli.COMMANDS[command](rest)
 
 
+def anchors(text: str) -> set[str]:
+    """Return the anchors of the headings of a page, as GitHub and MkDocs make them."""
+    headings = re.findall(r"^#+ (.*)$", FENCED.sub("", text), re.MULTILINE)
+    return {re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", heading).strip().lower()) for heading in headings}
+
+
 @pytest.mark.parametrize("page", PAGES)
-def test_relative_links_lead_somewhere(page):
+def test_relative_links_resolve(page):
     text = FENCED.sub("", PAGES[page])
     for target in re.findall(r"\]\(([^)\s]+)\)", text):
         if not target.startswith(("http://", "https://", "#")):
-            assert (ROOT / page).parent.joinpath(target.partition("#")[0]).exists(), target
+            path, _, anchor = target.partition("#")
+            linked = (ROOT / page).parent.joinpath(path)
+            assert linked.exists(), target
+            if anchor:
+                assert anchor in anchors(linked.read_text()), target
 
 
 def section(page: str, heading: str) -> str:
@@ -138,13 +152,13 @@ def section(page: str, heading: str) -> str:
 
 
 def rows(text: str) -> list[list[str]]:
-    """Cells of the body rows of all tables in a text."""
+    """Return the cells of the body rows of all tables in a text."""
     lines = [line for line in text.splitlines() if line.startswith("|")]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if "`" in line]
 
 
 def names(text: str) -> list[str]:
-    """What stands in backticks in the first column."""
+    """Return the words in backticks in the first column."""
     return [name for row in rows(text) for name in re.findall(r"`([^`]+)`", row[0])]
 
 
@@ -157,8 +171,8 @@ def test_columns_of_episodes():
 def test_columns_of_metrics():
     def header(agent: str = "dqn", spec: EnvSpec = SMALL, **fields) -> list[str]:
         sizes = {} if agent == "ilql" else {"hidden_sizes": (4,)}
-        config = begin(agent).replace(**sizes, **fields)
-        totals = empty_totals(run.make_agent(config, spec), config, spec)
+        config = make_config(agent).replace(**sizes, **fields)
+        totals = zero_totals(make_agent(config, spec), config, spec)
         return list(metrics_columns(totals, probe_columns(config)))
 
     text = section("docs/files.md", "metrics.csv")
@@ -189,13 +203,17 @@ def test_exit_codes():
     assert re.findall(r"^\| (\d+) \|", text, re.MULTILINE) == ["0", "1", "2", str(cli.INTERRUPTED), "130"]
 
 
-def test_tables_of_the_readme():
-    use, there_is = section("README.md", "Use"), section("README.md", "What there is")
-    assert list(dict.fromkeys(name.split()[0] for name in names(use))) == list(cli.COMMANDS)
-    agents = [name.split()[1] for name in names(use) if name.startswith("train ")]
-    assert agents == list(AGENTS)
-    schemes, losses = there_is.split("| `--loss`")
-    _, *schemes = rows(schemes)
+OVERVIEW = "docs/reference/overview.md"
+
+
+def test_table_of_commands():
+    commands = names(section(OVERVIEW, "Commands"))
+    assert list(dict.fromkeys(name.split()[0] for name in commands if "--" not in name)) == list(cli.COMMANDS)
+    assert [name.split()[1] for name in commands if name.startswith("train ")] == list(agent_names())
+
+
+def test_table_of_schemes():
+    _, *schemes = rows(section(OVERVIEW, "Schemes"))
     assert [row[0].strip("`") for row in schemes] == list(SCHEMES)
     k = 3
     for name, label, heads, copies, _ in schemes:
@@ -203,15 +221,117 @@ def test_tables_of_the_readme():
         assert scheme.label("DQN") == label.replace("=k", f"={k}")
         assert scheme.num_heads == {"1": 1, "k": k, "k + 1": k + 1, "2k": 2 * k}[heads]
         assert scheme.num_copies == int(copies.split()[0])
-    assert sorted(names(losses)) == sorted(LOSSES)
-    mentioned = re.findall(r"`(atari-[a-z-]+|minatar|classic|toy)`", use)
-    assert mentioned
+
+
+def test_table_of_losses():
+    _, *losses = names(section(OVERVIEW, "Losses"))
+    assert sorted(losses) == sorted(LOSSES)
+
+
+def test_presets_of_the_overview_exist():
+    text = section(OVERVIEW, "Presets")
+    mentioned = re.findall(r"[` ]((?:atari|dmc|wordle)-?[a-z-]*|minatar|classic|toy|continuous)`", text)
     assert set(mentioned) <= set(PRESETS)
+    assert {name for name in PRESETS if not name.endswith(("-stream", "-cql"))} <= set(mentioned)
+
+
+def test_pairs_of_the_method_page():
+    text = PAGES["docs/method.md"].partition("### Schemes")[2].partition("###")[0]
+    table = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:1] == "|"]
+    for name, heads, online, target, _ in table[2:]:
+        scheme = SCHEMES[name.replace(" ", "-")](3)
+        assert scheme.num_heads == int(heads)
+        assert list(scheme.online) == [int(head) for head in online.split(",")]
+        assert list(scheme.target) == [int(head) for head in target.split(",")]
+    assert len(table) - 2 == len(SCHEMES)
+
+
+def test_readme_is_short():
+    lines = PAGES["README.md"].splitlines()
+    assert len(lines) <= 150
+    assert max(map(len, lines)) <= 110
+
+
+def test_readme_names_every_agent():
+    listed = names(section("README.md", "What is included"))
+    assert [name.removeprefix("isqn train ") for name in listed if name.startswith("isqn train ")] == list(
+        agent_names()
+    )
+
+
+def test_readme_repeats_the_results():
+    """Each interval of the README is also in the results."""
+    for interval in re.findall(r"[\d.]+ \[[\d., ]+\]", PAGES["README.md"]):
+        assert interval in PAGES["docs/results.md"]
+
+
+# -- the site
+
+
+def load_hook():
+    spec = importlib.util.spec_from_file_location("site_pages", ROOT / "docs" / "hooks" / "site_pages.py")
+    hook = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hook)
+    return hook
+
+
+def test_every_page_is_in_the_navigation():
+    listed = re.findall(r": (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    pages = [page.removeprefix("docs/") for page in PAGES if page.startswith("docs/")]
+    assert sorted(listed) == sorted([*pages, *load_hook().PAGES.values()])
+
+
+def test_reference_has_every_command():
+    listed = load_hook().COMMANDS
+    assert list(dict.fromkeys(command.split()[0] for command in listed)) == list(cli.COMMANDS)
+    assert [command.split()[1] for command in listed if command.startswith("train ")] == list(agent_names())
+
+
+def test_reference_has_every_public_name():
+    text = load_hook().python_reference()
+    assert re.findall(r"^## isqn\.(\w+)$", text, re.MULTILINE) == [name for name in isqn.__all__ if name[0] != "_"]
+
+
+@pytest.mark.parametrize("command", ["train dqn", "report", "list"])
+def test_the_reference_keeps_every_word_of_the_help(command):
+    hook = load_hook()
+    printed = hook.run_help(command)
+    page = re.sub(r"<[^>]+>", "", re.sub(r"^```\w*$", "", hook.format_help(printed), flags=re.MULTILINE))
+    assert "--" in printed
+    assert re.findall(r"\w+", unescape(page).lower()) == re.findall(r"\w+", printed.lower())
+
+
+def test_pictures_of_the_schemes():
+    """The other versions differ from the SVG file only in colours and positions."""
+    hook = load_hook()
+    picture = (ROOT / "docs" / hook.PICTURE).read_text()
+    texts = re.findall(r">([^<>]+)</text>", picture)
+    for version in hook.picture_versions(picture).values():
+        assert version != picture
+        assert re.findall(r">([^<>]+)</text>", version) == texts
+    assert "#ffffff" not in hook.darken(picture)
+
+
+def test_links_are_adapted_to_the_site():
+    adapt = load_hook().adapt_links
+    here = ("docs/guides/streaming.md", "guides/streaming.md")
+    assert adapt("[a](../results.md#language)", *here) == "[a](../results.md#language)"
+    assert adapt("[a](../../src/isqn/losses.py)", *here) == "[a](../source/losses.md)"
+    assert adapt("[a](../../LICENSE)", *here) == "a"
+    assert adapt("[b](docs/files.md)", "CONTRIBUTING.md", "contributing.md") == "[b](files.md)"
+    assert adapt("[c](https://example.org)", *here) == "[c](https://example.org)"
+
+
+def test_remote_assets_are_found():
+    remote = load_hook().remote_assets
+    assert remote('<script src="https://example.org/a.js"></script>')
+    assert remote('<link rel="stylesheet" href="//example.org/a.css">')
+    assert not remote('<a href="https://example.org">a</a><script src="assets/a.js"></script>')
 
 
 def test_deviations_name_fields_that_exist():
-    """A word in backticks in the last column that looks like a field is one."""
-    fields = set(Config.__dataclass_fields__)
+    """Every word in backticks in the last column that looks like a setting is one."""
+    fields = set(DqnConfig.__dataclass_fields__)
     tables = [line for line in PAGES["docs/deviations.md"].splitlines() if line.startswith("|")]
     for line in tables:
         for word in re.findall(r"`([a-z_]+)(?:=\w+)?`", line.split("|")[-2]):
@@ -219,16 +339,20 @@ def test_deviations_name_fields_that_exist():
 
 
 @pytest.mark.filterwarnings("ignore:Implicitly cleaning up")  # the temporary run of the first model
-def test_python_of_the_readme(monkeypatch, tmp_path):
+@pytest.mark.parametrize("page", ["docs/index.md", "docs/guides/environment.md"])
+def test_python_examples_run(page, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    (code,) = re.findall(r"```python\n(.*?)```", PAGES["README.md"], re.DOTALL)
+    (code,) = re.findall(r"```python\n(.*?)```", PAGES[page], re.DOTALL)
     short = (
-        code.replace("50_000", "300")
+        re.sub(r"total_timesteps=[\d_]+", "total_timesteps=300", code)
         .replace("episodes=10", "episodes=1")
         .replace("iterated_shared(9)", "target_free()")
     )
     assert short.count("300") == 1
-    (tmp_path / "readme.py").write_text(short)
-    there = runpy.run_path("readme.py")
-    assert there["action"] in (0, 1)
-    assert there["model"].num_timesteps >= 300
+    (tmp_path / "example.py").write_text(short)
+    result = runpy.run_path("example.py")
+    if page == "docs/index.md":
+        assert result["action"] in (0, 1)
+    else:
+        assert isqn.check_environment(result["Corridor"]()) == []
+    assert result["model"].num_timesteps >= 300

@@ -11,8 +11,8 @@ from isqn.envs.adapter import list_environments, make_environment
 from isqn.envs.check import check_environment
 from isqn.envs.scores import DMC_HARD_7
 from isqn.presets import preset_config
-from isqn.train import run
-from isqn.train.loop import play as play_to_replay
+from isqn.train import online
+from isqn.train.functions import play as play_to_replay
 from isqn.types import UserError
 
 CARTPOLE = "dm_control/cartpole-swingup-v0"
@@ -55,7 +55,7 @@ def test_the_replay_samples_every_step_of_an_episode_with_a_positive_discount():
     """An episode has 500 transitions, none terminal; the last one leads to the frame before the reset."""
     config = preset_config("dmc-hard").replace(env_id="dm_control/humanoid-stand-v0")
     env = make_environment(config.env_id)
-    replay, rng = run.replay_factory(config, env.spec, rows=2_000)(), np.random.default_rng(0)
+    replay, rng = online.replay_factory(config, env.spec, rows=2_000)(), np.random.default_rng(0)
     frames = []
 
     def observe(frame, *_):

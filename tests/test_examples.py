@@ -17,9 +17,9 @@ import pytest
 
 import isqn
 from helpers import SMALL, random_batch
-from isqn.agents import q_learning
+from isqn.agents import dqn
+from isqn.agents.dqn import DqnConfig
 from isqn.cli import main
-from isqn.experiments.config import Config
 from isqn.losses import LOSSES
 from isqn.networks.torsos import TORSOS
 from isqn.schemes import SCHEMES, refresh
@@ -68,7 +68,7 @@ def test_new_loss(load, tmp_path):
 
 def test_new_scheme(load, tmp_path, monkeypatch):
     scheme = load("new_scheme").two_chains(3)
-    agent = q_learning.make(Config(scheme="two-chains", num_bellman_iterations=3, hidden_sizes=(5,)), SMALL)
+    agent = dqn.make(DqnConfig(scheme="two-chains", num_bellman_iterations=3, hidden_sizes=(5,)), SMALL)
     state = agent.init(0)
     grads = jax.grad(lambda p: agent.losses(p, {}, (), random_batch())[0].sum())(state.params)
     moving = [bool(np.any(head != 0)) for head in grads["heads"]["kernel"]]

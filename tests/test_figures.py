@@ -1,4 +1,4 @@
-"""A figure shows the numbers it was given, says which is which, and is the same file for the same numbers."""
+"""Figure files: coordinates, labels, layout, reproducible bytes, colours and dashes."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ STEPS = np.array([1e6, 2e6, 3e6, 4e6])
 
 
 def draw(*panels: Chart, remark: str = ""):
-    """Laid out too, so that a warning of matplotlib fails the test."""
+    """Draw a figure and lay it out, so that a layout warning of matplotlib fails the test."""
     pytest.importorskip("matplotlib")
     drawn = figures.draw(Figure("name", "a title", "a caption", panels, remark))
     drawn.draw_without_rendering()
-    assert drawn.get_suptitle() == "", "a paper has its own words for what is shown"
+    assert drawn.get_suptitle() == "", "a paper has its own caption"
     return drawn
 
 
@@ -44,11 +44,11 @@ def heights(axis) -> list[float]:
     return [patch.get_height() for patch in axis.patches]
 
 
-def words(axis) -> list[str]:
+def texts_of(axis) -> list[str]:
     return [text.get_text() for text in axis.texts]
 
 
-def curves(axis, colour: str) -> list[list[float]]:
+def line_data(axis, colour: str) -> list[list[float]]:
     return [list(line.get_ydata()) for line in axis.get_lines() if line.get_color() == colour]
 
 
@@ -56,40 +56,40 @@ def outline(collection) -> np.ndarray:
     return collection.get_paths()[0].vertices
 
 
-# --- bars
+# -- bars
 
 
-def test_bars_are_as_high_as_the_points_and_say_so():
+def test_bars_have_the_height_and_the_number_of_their_points():
     chart = Chart("bars", {"TB-DQN": bar(1.0), "TF-DQN": bar(0.724), "iS-DQN K=9": bar(1.061)})
     (axis,) = draw(chart).axes
     assert heights(axis) == [1.0, 0.724, 1.061]
-    assert words(axis) == ["1.00", "0.72", "1.06"]
+    assert texts_of(axis) == ["1.00", "0.72", "1.06"]
     assert [tick.get_text() for tick in axis.get_xticklabels()] == ["TB-DQN", "TF-DQN", "iS-DQN\nK=9"]
     assert axis.get_ylim()[0] == 0
 
 
-def test_an_interval_ends_where_it_is_given_and_the_number_stands_beyond():
-    """Also where the point is outside of it, as a percentile interval allows."""
+def test_intervals_are_drawn_and_numbers_are_placed_beyond_them():
+    """A percentile interval need not contain the point."""
     (axis,) = draw(Chart("bars", {"TB-DQN": bar(2.0, 1.5, 2.25), "TF-DQN": bar(1.0, 1.125, 1.5)})).axes
-    assert curves(axis, "black") == [[1.5, 2.25], [1.125, 1.5]]
+    assert line_data(axis, "black") == [[1.5, 2.25], [1.125, 1.5]]
     assert [text.xy for text in axis.texts] == [(0, 2.25), (1, 1.5)]
     assert axis.get_ylim()[1] > 2.25
 
 
-def test_bars_below_zero_hang_from_it():
+def test_negative_bars_extend_down_from_zero():
     (axis,) = draw(Chart("bars", {"TB-DQN": bar(-20.0, -25.0, -10.0), "TF-DQN": bar(5.0)}, reference=-20.0)).axes
     assert heights(axis) == [-20.0, 5.0]
     assert [text.xy for text in axis.texts] == [(0, -25.0), (1, 5.0)]
-    assert words(axis) == ["−20.0", "5.0"]
+    assert texts_of(axis) == ["−20.0", "5.0"]
     assert axis.get_ylim()[0] < -25
 
 
-def test_a_bar_that_is_not_a_number_keeps_its_place_empty():
+def test_a_nan_bar_leaves_an_empty_position():
     (axis,) = draw(Chart("bars", {"TB-DQN": bar(np.nan, np.nan, np.nan), "TF-DQN": bar(3.0)})).axes
     assert heights(axis) == [3.0]
     assert axis.patches[0].get_x() + axis.patches[0].get_width() / 2 == pytest.approx(1)
     assert len(axis.get_xticklabels()) == 2
-    assert words(axis) == ["3.00"]
+    assert texts_of(axis) == ["3.00"]
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_a_bar_that_is_not_a_number_keeps_its_place_empty():
         ("a", "an unbreakablyLongWordInTheLabel", "b"),
     ],
 )
-def test_words_under_bars_do_not_overlap(labels):
+def test_labels_below_bars_do_not_overlap(labels):
     chart = Chart("bars", {label: bar(1.0) for label in labels})
     for axis in draw(chart, chart, chart).axes:
         boxes = [tick.get_window_extent() for tick in axis.get_xticklabels()]
@@ -109,7 +109,7 @@ def test_words_under_bars_do_not_overlap(labels):
 
 
 @pytest.mark.parametrize(
-    ("number", "word"),
+    ("number", "text"),
     [
         (0.0, "0.00"),
         (0.0123, "0.0123"),
@@ -124,15 +124,15 @@ def test_words_under_bars_do_not_overlap(labels):
         (1.213e9, "1.21G"),
     ],
 )
-def test_numbers_on_bars_have_about_three_digits(number, word):
+def test_numbers_on_bars_have_about_three_significant_digits(number, text):
     (axis,) = draw(Chart("bars", {"TB-DQN": bar(number)})).axes
-    assert words(axis) == [word]
+    assert texts_of(axis) == [text]
 
 
-# --- lines
+# -- lines
 
 
-def test_a_line_goes_through_its_points_and_its_band_between_its_ends():
+def test_a_line_and_its_band_have_the_given_coordinates():
     series = line(1.0, 2.0, 4.0, 3.0, low=np.array([0.5, 1.0, 3.0, 2.0]), high=np.array([1.5, 3.0, 5.0, 4.0]))
     (axis,) = draw(Chart("lines", {"TB-DQN": series}, xlabel="frames")).axes
     (drawn,) = axis.get_lines()
@@ -144,7 +144,7 @@ def test_a_line_goes_through_its_points_and_its_band_between_its_ends():
     assert [tick.get_text() for tick in axis.get_xticklabels()] == ["1M", "2M", "3M", "4M"]
 
 
-def test_what_is_not_a_number_is_a_gap_and_a_point_alone_is_marked():
+def test_nan_is_a_gap_and_an_isolated_point_has_a_marker():
     point = np.arange(20.0)
     point[[3, 5, 6]] = np.nan
     (axis,) = draw(Chart("lines", {"TB-DQN": Series(point, x=np.arange(20.0))})).axes
@@ -153,7 +153,7 @@ def test_what_is_not_a_number_is_a_gap_and_a_point_alone_is_marked():
     assert np.flatnonzero(drawn.get_markevery()).tolist() == [4]
 
 
-def test_a_level_holds_for_every_x():
+def test_a_level_is_a_horizontal_line_across_the_panel():
     series = {"TB-DQN": line(1.0, 2.0, 3.0), "TF-DQN": level(1.5, low=np.array([1.25]), high=np.array([1.75]))}
     (axis,) = draw(Chart("lines", series, log_x=True)).axes
     (across,) = (drawn for drawn in axis.get_lines() if drawn.get_color() == style.ORANGE)
@@ -163,10 +163,10 @@ def test_a_level_holds_for_every_x():
     (band,) = axis.patches
     assert (band.get_y(), band.get_height()) == (1.25, 0.5)
     assert axis.get_xscale() == "log"
-    assert axis.get_xlim()[0] > 5e5, "the level's own x must not stretch the axis"
+    assert axis.get_xlim()[0] > 5e5, "a level must not stretch the axis"
 
 
-def test_seeds_are_thin_behind_the_mean_if_there_is_no_interval():
+def test_single_seeds_are_drawn_as_thin_lines_without_an_interval():
     seeds = np.array([[1.0, 2.0], [3.0, 6.0]])
     (axis,) = draw(Chart("lines", {"TB-DQN": line(2.0, 4.0, seeds=seeds)})).axes
     *thin, mean = axis.get_lines()
@@ -180,19 +180,19 @@ def test_seeds_are_thin_behind_the_mean_if_there_is_no_interval():
 
 
 @pytest.mark.parametrize("kind", ["bars", "lines"])
-def test_a_dashed_level_stands_at_the_reference(kind):
+def test_the_reference_is_a_dashed_line(kind):
     series = {"bars": bar(2.0), "lines": line(1.0, 2.0)}[kind]
     (axis,) = draw(Chart(kind, {"TB-DQN": series}, reference=1.25)).axes
-    assert curves(axis, style.REFERENCE) == [[1.25, 1.25]]
+    assert line_data(axis, style.REFERENCE) == [[1.25, 1.25]]
     (axis,) = draw(Chart(kind, {"TB-DQN": series})).axes
-    assert curves(axis, style.REFERENCE) == []
+    assert line_data(axis, style.REFERENCE) == []
 
 
 @pytest.mark.parametrize("log_x", [False, True])
 @pytest.mark.parametrize(
     "x", [np.array([30, 100, 300, 1000, 3000, 8000, 30000]), np.array([0, 1, 2, 10]), np.linspace(0, 1e8, 40)]
 )
-def test_the_numbers_under_lines_do_not_overlap(x, log_x):
+def test_tick_labels_of_the_x_axis_do_not_overlap(x, log_x):
     chart = Chart("lines", {"TB-DQN": Series(np.sqrt(x), x=x)}, log_x=log_x)
     for count in (1, 5):
         axis = draw(*[chart] * count).axes[0]
@@ -203,11 +203,11 @@ def test_the_numbers_under_lines_do_not_overlap(x, log_x):
         assert all(one.x1 < other.x0 for one, other in itertools.pairwise(boxes))
 
 
-# --- panels and legend
+# -- panels and legend
 
 
 @pytest.mark.parametrize(("count", "columns"), [(1, 1), (3, 3), (5, 5), (6, 3), (7, 4), (10, 5), (15, 5)])
-def test_panels_are_wrapped_in_even_rows_which_name_their_axes_once(count, columns):
+def test_panels_form_even_rows_with_one_axis_label_each(count, columns):
     chart = Chart("lines", {"TB-DQN": line(1.0, 2.0)}, xlabel="frames", ylabel="return")
     axes = draw(*[chart] * count).axes
     assert len(axes) == count
@@ -216,20 +216,20 @@ def test_panels_are_wrapped_in_even_rows_which_name_their_axes_once(count, colum
     assert [axis.get_xlabel() for axis in axes] == ["frames" if i + columns >= count else "" for i in range(count)]
 
 
-def test_many_bars_take_fewer_panels_to_a_row():
+def test_rows_have_fewer_panels_if_these_have_many_bars():
     drawn = draw(*[Chart("bars", {label: bar(1.0) for label in PAPER})] * 5)
     assert len({round(axis.get_position().x0, 3) for axis in drawn.axes}) == 3
     assert drawn.get_figwidth() <= figures.PAGE
 
 
-def test_panels_with_their_own_measure_name_it():
+def test_panels_of_different_quantities_have_their_own_y_labels():
     charts = [Chart("lines", {"TB-DQN": line(1.0, 2.0)}, title=name, ylabel=name) for name in ("rank", "churn")]
     axes = draw(*charts).axes
     assert [axis.get_ylabel() for axis in axes] == ["rank", "churn"]
     assert [axis.get_title() for axis in axes] == ["rank", "churn"]
 
 
-def test_panels_with_one_baseline_share_their_height():
+def test_panels_with_the_same_reference_share_their_y_axis():
     low, high = ({"TB-DQN": line(0.0, top)} for top in (1.0, 9.0))
     first, second = draw(Chart("lines", low, reference=1.0), Chart("lines", high, reference=1.0)).axes
     assert first.get_ylim() == second.get_ylim()
@@ -242,8 +242,8 @@ def test_panels_with_one_baseline_share_their_height():
     assert first.get_ylim()[1] < 2
 
 
-def test_the_legend_is_read_in_the_order_given_within_the_figure():
-    """From left to right, then down; labels of several panels are named once, and what is drawn nowhere is not."""
+def test_the_legend_keeps_the_order_of_labels_and_fits_in_the_figure():
+    """Its rows are read from left to right. Labels of several panels appear once, and labels without data do not."""
     given = [*PAPER, "ES-DQN N=9", "Meta iS-DQN K=9"]
     first = Chart("lines", {label: line(1.0, 2.0) for label in given[:5]})
     second = Chart("lines", {label: line(1.0, 2.0) for label in given[3:]} | {"gone": line(np.nan, np.nan)})
@@ -253,9 +253,11 @@ def test_the_legend_is_read_in_the_order_given_within_the_figure():
         legend.get_texts(), key=lambda text: (-round(text.get_window_extent().y0), text.get_window_extent().x0)
     )
     assert [text.get_text() for text in texts] == given
-    assert len({round(text.get_window_extent().y0) for text in texts}) > 1, "one row only: the order was not at stake"
+    assert len({round(text.get_window_extent().y0) for text in texts}) > 1, (
+        "a legend with one row does not test the order"
+    )
     shown = {text.get_text(): line for text, line in zip(legend.get_texts(), legend.get_lines(), strict=True)}
-    assert {label: line.get_color() for label, line in shown.items()} == style.colours(given)
+    assert {label: line.get_color() for label, line in shown.items()} == style.assign_colours(given)
     box = legend.get_window_extent()
     assert 0 <= box.x0 < box.x1 <= drawn.bbox.width
     assert box.y1 < min(axis.get_tightbbox().y0 for axis in drawn.axes)
@@ -264,7 +266,7 @@ def test_the_legend_is_read_in_the_order_given_within_the_figure():
 @pytest.mark.parametrize("game", ["Pong", "SpaceInvaders", "A task with a very long name"])
 @pytest.mark.parametrize("kind", ["bars", "lines"])
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 7])
-def test_the_titles_of_panels_stay_apart_and_within_the_figure(kind, count, game):
+def test_panel_titles_do_not_overlap_and_fit_in_the_figure(kind, count, game):
     chart = Chart(
         kind, {"TB-DQN": bar(1.0) if kind == "bars" else line(-500.0, 2.0)}, f"MinAtar/{game}-v1", ylabel="return"
     )
@@ -276,14 +278,14 @@ def test_the_titles_of_panels_stay_apart_and_within_the_figure(kind, count, game
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7, 9, 13])
-def test_the_legend_never_leaves_the_figure(count):
+def test_the_legend_fits_in_the_figure(count):
     drawn = draw(Chart("lines", {f"pair {i}": line(1.0, 2.0) for i in range(count)}))
     box = drawn.legends[0].get_window_extent()
     assert 0 <= box.x0 < box.x1 <= drawn.bbox.width
 
 
 @pytest.mark.parametrize("kinds", [["bars"], ["lines"], ["bars", "lines", "lines"]], ids=len)
-def test_what_was_left_out_stands_below_everything_within_the_figure(kinds):
+def test_the_remark_is_below_everything_and_fits_in_the_figure(kinds):
     remark = "Left out: seeds 1-2, because 2 of 6 runs are missing. All runs are cut to the first 1 of 3 epochs."
     panels = [Chart(kind, {"TB-DQN": bar(1.0) if kind == "bars" else line(1.0, 2.0)}, xlabel="steps") for kind in kinds]
     drawn = draw(*panels, remark=remark)
@@ -296,30 +298,30 @@ def test_what_was_left_out_stands_below_everything_within_the_figure(kinds):
         assert above.get_tightbbox().y0 >= box.y1
 
 
-def test_a_label_can_look_the_same_in_all_figures_of_a_report():
+def test_a_label_has_the_same_style_in_all_figures_of_a_report():
     pytest.importorskip("matplotlib")
-    among = ["Meta TB-DQN", "Meta iS-DQN K=9", "TB-DQN", "TB-DQN, LN"]
-    figure = Figure("x", "", "", (Chart("lines", {label: line(1.0, 2.0) for label in ("TB-DQN, LN", among[1])}),))
-    alone, together = (figures.draw(figure, labels).legends[0].get_lines() for labels in ((), among))
-    assert [line.get_color() for line in alone] == [style.BLACK, style.REST[0]]
-    assert [line.get_color() for line in together] == [style.BLACK, style.REST[1]]
+    all_labels = ["Meta TB-DQN", "Meta iS-DQN K=9", "TB-DQN", "TB-DQN, LN"]
+    figure = Figure("x", "", "", (Chart("lines", {label: line(1.0, 2.0) for label in ("TB-DQN, LN", all_labels[1])}),))
+    alone, together = (figures.draw(figure, labels).legends[0].get_lines() for labels in ((), all_labels))
+    assert [line.get_color() for line in alone] == [style.BLACK, style.OTHER_COLOURS[0]]
+    assert [line.get_color() for line in together] == [style.BLACK, style.OTHER_COLOURS[1]]
     assert together[0].get_linestyle() == "--"
 
 
-def test_bars_are_named_where_they_stand_and_need_no_legend():
+def test_bars_have_no_legend():
     assert draw(Chart("bars", {label: bar(1.0) for label in PAPER})).legends == []
 
 
 @pytest.mark.parametrize("kind", ["bars", "lines"])
 @pytest.mark.parametrize("log_x", [False, True])
-def test_nothing_to_draw_is_said(kind, log_x):
+def test_empty_panels_say_no_data(kind, log_x):
     nothing = {"bars": bar(np.nan), "lines": line(np.nan, np.nan)}[kind]
     for series in ({}, {"TB-DQN": nothing}):
         (axis,) = draw(Chart(kind, series, log_x=log_x)).axes
-        assert "no data" in words(axis)
+        assert "no data" in texts_of(axis)
 
 
-def test_one_epoch_is_a_point_and_no_level():
+def test_a_line_of_one_epoch_is_a_marker_with_an_interval():
     series = {"TB-DQN": line(2.0, low=np.array([1.0]), high=np.array([3.0]))}
     (axis,) = draw(Chart("lines", series)).axes
     (drawn,) = axis.get_lines()
@@ -328,17 +330,17 @@ def test_one_epoch_is_a_point_and_no_level():
     assert interval.tolist() == [[1e6, 1.0], [1e6, 3.0]]
 
 
-def test_levels_alone_can_be_drawn():
+def test_a_panel_of_levels_alone_can_be_drawn():
     (axis,) = draw(Chart("lines", {"TF-DQN": level(2.0)}, log_x=True)).axes
-    assert curves(axis, style.ORANGE) == [[2.0, 2.0]]
-    assert words(axis) == []
+    assert line_data(axis, style.ORANGE) == [[2.0, 2.0]]
+    assert texts_of(axis) == []
 
 
-# --- files
+# -- files
 
 
 def test_the_same_numbers_give_the_same_bytes(tmp_path, monkeypatch):
-    """Whatever the day, and whatever the reader's own settings of matplotlib."""
+    """Neither the date nor the user's own settings of matplotlib change the files."""
     matplotlib = pytest.importorskip("matplotlib")
     bars = Chart("bars", {label: bar(1.0, 0.9, 1.1) for label in (*PAPER, "TB-DQN, LN")}, reference=1.0)
     lines = Chart("lines", {"TB-DQN": line(1.0, 3.0, 2.0), "TF-DQN": level(1.0)}, xlabel="frames")
@@ -362,16 +364,16 @@ def test_importing_does_not_load_matplotlib():
     assert done.stdout == "False\n"
 
 
-def test_a_dollar_in_a_name_is_a_dollar(tmp_path):
+def test_a_dollar_sign_in_a_name_is_not_mathematics(tmp_path):
     figures.write(Figure("a", "$x^{", "", (Chart("bars", {"a $x^{ b$": Series(np.ones(1))}, "$_$"),)), tmp_path)
     assert "$" in (tmp_path / "a.svg").read_text()
 
 
-# --- colours and dashes
+# -- colours and dashes
 
 
-def test_the_schemes_of_the_paper_have_their_colours():
-    assert style.colours([*PAPER, "ES-DQN N=9"]) == {
+def test_schemes_of_the_paper_have_fixed_colours():
+    assert style.assign_colours([*PAPER, "ES-DQN N=9"]) == {
         "TB-DQN": "#000000",
         "TF-DQN": "#E69F00",
         "iS-DQN K=1": "#56B4E9",
@@ -380,13 +382,13 @@ def test_the_schemes_of_the_paper_have_their_colours():
         "iS-DQN K=49": "#CC79A7",
         "ES-DQN N=9": "#D55E00",
     }
-    assert {dash.plotly for _, dash in style.looks(PAPER).values()} == {"solid"}
-    assert style.colours(["iS-CQL K=9"]) == {"iS-CQL K=9": "#009E73"}
+    assert {dash.plotly for _, dash in style.assign_styles(PAPER).values()} == {"solid"}
+    assert style.assign_colours(["iS-CQL K=9"]) == {"iS-CQL K=9": "#009E73"}
 
 
-# Linear RGB as the two common kinds of colour-blind readers see it (Machado et al. 2009, severity 1).
-SEEN_BY = {
-    "all cones": np.eye(3),
+# Matrices on linear RGB that simulate the two common kinds of colour blindness (Machado et al. 2009, severity 1).
+COLOUR_VISION = {
+    "normal": np.eye(3),
     "protanopia": np.array(
         [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]]
     ),
@@ -396,59 +398,66 @@ SEEN_BY = {
 }
 
 
-def lab(colour: str, seen: np.ndarray) -> np.ndarray:
-    """CIE 1976 L*a*b* of an sRGB colour (IEC 61966-2-1, white D65)."""
+def to_lab(colour: str, vision: np.ndarray) -> np.ndarray:
+    """Convert an sRGB colour (IEC 61966-2-1, white D65) to CIE 1976 L*a*b* as seen with a kind of colour vision."""
     rgb = np.array([int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)])
     linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
     to_xyz = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
-    xyz = to_xyz @ np.clip(seen @ linear, 0, 1) / [0.9505, 1.0, 1.089]
+    xyz = to_xyz @ np.clip(vision @ linear, 0, 1) / [0.9505, 1.0, 1.089]
     f = np.where(xyz > 0.008856, np.cbrt(xyz), 7.787 * xyz + 16 / 116)
     return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
 
 
-@pytest.mark.parametrize("reader", SEEN_BY)
-def test_colour_blind_readers_tell_the_schemes_apart(reader):
-    """Two is just noticeable; red and green of equal lightness would be near 0 for some."""
-    colours = style.colours([*PAPER, "ES-DQN N=9", "Meta iS-DQN K=9", "i-DQN K=9"]).values()
+@pytest.mark.parametrize("vision", COLOUR_VISION)
+def test_colour_blind_readers_can_distinguish_the_schemes(vision):
+    """A distance of 2 is just noticeable; red and green of equal lightness would be near 0 for some readers."""
+    colours = style.assign_colours([*PAPER, "ES-DQN N=9", "Meta iS-DQN K=9", "i-DQN K=9"]).values()
     for one, other in itertools.combinations(colours, 2):
-        assert np.linalg.norm(lab(one, SEEN_BY[reader]) - lab(other, SEEN_BY[reader])) > 15, (one, other)
+        assert np.linalg.norm(to_lab(one, COLOUR_VISION[vision]) - to_lab(other, COLOUR_VISION[vision])) > 15, (
+            one,
+            other,
+        )
 
 
-def test_a_suffix_keeps_the_colour_and_changes_the_dash():
+def test_a_suffix_changes_the_dash_and_keeps_the_colour():
     labels = ["TB-DQN", "TB-DQN, LN", "iS-DQN K=9, LN", "Meta iS-DQN K=9", "Meta iS-DQN K=9, LN", "TB-DQN, bfloat16"]
-    looks = style.looks(labels)
-    colours = {label: colour for label, (colour, _) in looks.items()}
+    styles = style.assign_styles(labels)
+    colours = {label: colour for label, (colour, _) in styles.items()}
     assert colours["TB-DQN"] == colours["TB-DQN, LN"] == colours["TB-DQN, bfloat16"] == style.BLACK
     assert colours["iS-DQN K=9, LN"] == style.GREEN
     assert colours["Meta iS-DQN K=9"] == colours["Meta iS-DQN K=9, LN"] not in (style.BLACK, style.GREEN)
-    assert [dash.plotly for _, dash in looks.values()] == ["solid", "dash", "dash", "solid", "dash", "dot"]
-    assert style.looks(["TB-DQN", "TB-CQL"])["TB-CQL"][1].plotly == "dash"
+    assert [dash.plotly for _, dash in styles.values()] == ["solid", "dash", "dash", "solid", "dash", "dot"]
+    assert style.assign_styles(["TB-DQN", "TB-CQL"])["TB-CQL"][1].plotly == "dash"
 
 
-def test_numbered_labels_go_from_dark_to_light_by_their_number():
+def test_numbered_labels_go_from_dark_to_light():
     labels = [f"pair {i}" for i in (10, 9, 1, 2, 3)]
-    colours = style.colours(labels)
-    light = [lab(colours[f"pair {i}"], np.eye(3))[0] for i in (1, 2, 3, 9, 10)]
-    assert light == sorted(light)
-    assert len(set(light)) == 5
+    colours = style.assign_colours(labels)
+    lightness = [to_lab(colours[f"pair {i}"], np.eye(3))[0] for i in (1, 2, 3, 9, 10)]
+    assert lightness == sorted(lightness)
+    assert len(set(lightness)) == 5
     assert list(colours) == labels
 
 
 def test_a_sweep_of_one_scheme_goes_from_dark_to_light():
     swept = [f"TB-DQN, T={period}" for period in (1000, 40, 200)]
-    colours = style.colours([*swept, "TB-DQN", "TB-DQN, LN", "iS-DQN K=9, T=40", "iS-DQN K=9, T=200"])
-    light = [lab(colours[f"TB-DQN, T={period}"], np.eye(3))[0] for period in (40, 200, 1000)]
-    assert light[0] + 15 < light[1] < light[2] - 15
+    colours = style.assign_colours([*swept, "TB-DQN", "TB-DQN, LN", "iS-DQN K=9, T=40", "iS-DQN K=9, T=200"])
+    lightness = [to_lab(colours[f"TB-DQN, T={period}"], np.eye(3))[0] for period in (40, 200, 1000)]
+    assert lightness[0] + 15 < lightness[1] < lightness[2] - 15
     assert colours["TB-DQN"] == colours["TB-DQN, LN"] == style.BLACK
-    assert colours["iS-DQN K=9, T=40"] == colours["iS-DQN K=9, T=200"] == style.GREEN, "two are told apart by dashes"
-    rates = style.colours(["TB-DQN, lr=1e-05", "TB-DQN, lr=0.0001", "TB-DQN, lr=0.001"]).values()
-    light = [lab(colour, np.eye(3))[0] for colour in rates]
-    assert light[0] < light[1] < light[2]
-    assert set(style.colours([f"TB-DQN{norm}, bfloat16" for norm in ("", ", LN", ", BN")]).values()) == {style.BLACK}
+    assert colours["iS-DQN K=9, T=40"] == colours["iS-DQN K=9, T=200"] == style.GREEN, (
+        "two values differ only in their dash"
+    )
+    rates = style.assign_colours(["TB-DQN, lr=1e-05", "TB-DQN, lr=0.0001", "TB-DQN, lr=0.001"]).values()
+    lightness = [to_lab(colour, np.eye(3))[0] for colour in rates]
+    assert lightness[0] < lightness[1] < lightness[2]
+    assert set(style.assign_colours([f"TB-DQN{norm}, bfloat16" for norm in ("", ", LN", ", BN")]).values()) == {
+        style.BLACK
+    }
 
 
-def test_other_k_lie_between_their_neighbours():
-    red, green, blue = (int(style.colours(["iS-DQN K=5"])["iS-DQN K=5"][i : i + 2], 16) for i in (1, 3, 5))
+def test_colours_of_other_k_are_interpolated():
+    red, green, blue = (int(style.assign_colours(["iS-DQN K=5"])["iS-DQN K=5"][i : i + 2], 16) for i in (1, 3, 5))
     assert red == 0
     assert 0x72 < green < 0x9E
     assert 0x73 < blue < 0xB2
@@ -470,7 +479,7 @@ LABELS = st.builds(
 @settings(max_examples=200)
 @given(st.lists(LABELS, max_size=60))
 def test_no_two_labels_share_colour_and_dash(labels):
-    looks = style.looks(labels)
-    assert looks.keys() == set(labels)
+    styles = style.assign_styles(labels)
+    assert styles.keys() == set(labels)
     for name in ("matplotlib", "plotly"):
-        assert len({(colour, getattr(dash, name)) for colour, dash in looks.values()}) == len(looks)
+        assert len({(colour, getattr(dash, name)) for colour, dash in styles.values()}) == len(styles)

@@ -16,11 +16,11 @@ from isqn import agents, losses
 from isqn.language.agent import make_writer, steps_of
 from isqn.language.data import Trajectories, of_players, to_tokens
 from isqn.language.game import SPEC, encode
+from isqn.language.heads import of_twins
+from isqn.language.play import compile_writer, hidden_words, returns_to_go, shares
 from isqn.language.words import find_words
 from isqn.presets import preset_config
-from isqn.language.heads import of_twins
 from isqn.train import language
-from isqn.language.play import compile_writer, hidden_words, returns_to_go, shares
 from isqn.types import TokenValues, Transition
 
 WORDS = find_words("common", 8)

@@ -13,19 +13,19 @@ import pytest
 from safetensors.numpy import save_file
 
 import isqn
-from helpers import TINY_WRITER, gpt2_weights
+from helpers import TINY_WRITER, assert_same, final, gpt2_weights, stop_after
 from isqn.cli import main
+from isqn.config.toml import to_toml
 from isqn.data import wordle as wordle_data
 from isqn.language.data import code_of, of_file, of_people, of_players, write_tweets
 from isqn.language.game import SPEC, encode
-from isqn.language.words import find_words
-from isqn.experiments.config import WORD_LISTS, to_toml
+from isqn.language.play import MEASURES, open_source, prepared
+from isqn.language.words import WORD_LISTS, find_words
 from isqn.presets import preset_config
 from isqn.study.grid import read_study
 from isqn.train import checkpoint, language, record, run
-from isqn.language.play import MEASURES, open_source, prepared
+from isqn.train.functions import make_agent
 from isqn.types import Interrupted, UserError
-from test_resume import assert_same, final, stop_after
 
 LENGTHS = {"num_updates": 12, "epoch_updates": 6, "log_period_updates": 4, "analysis_samples": 16}
 LEARNING = {"batch_size": 4, "micro_batch_size": 2, "dropout": 0.1, "num_bellman_iterations": 2}
@@ -183,7 +183,7 @@ def test_weights_of_gpt2_are_those_of_all_torsos(tmp_path):
     weights = gpt2_weights(SMALL.model_width, 1, 35, 1_024)
     save_file(weights, tmp_path / "model.safetensors")
     config = SMALL.replace(gpt2_weights=str(tmp_path / "model.safetensors"), scheme="target-based")
-    state = prepared(config, jax.jit(run.make_agent(config, SPEC).init)(0))
+    state = prepared(config, jax.jit(make_agent(config, SPEC).init)(0))
     for torso in (state.policy, state.params["torso"]["gpt2"], state.copies[0]["torso"]["gpt2"]):
         np.testing.assert_array_equal(torso["tokens"], weights["wte.weight"])
         np.testing.assert_array_equal(torso["layers"]["attend"]["kernel"][0], weights["h.0.attn.c_attn.weight"])

@@ -9,10 +9,10 @@ import pytest
 from isqn import schemes
 from isqn.analysis import cost
 from isqn.language.game import SPEC
-from isqn.presets import preset_config
-from isqn.losses import expectile
 from isqn.language.gpt2 import Size
 from isqn.language.heads import make_values
+from isqn.losses import expectile
+from isqn.presets import preset_config
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isqn import losses
-from isqn.experiments.config import Config
+from isqn.agents.dqn import DqnConfig
 from isqn.types import Transition, UserError, Values
 
 ONLINE = Values(now=jnp.array([1.0, 2.0]), next=jnp.array([5.0, 4.0]))
@@ -70,11 +70,11 @@ def test_mellowmax_lies_within_log_n_over_w_of_the_maximum(q, temperature):
 
 
 def test_settings_come_from_the_fields_of_the_same_name():
-    loss = losses.make_loss("cql", Config(conservative_weight=2.0))
+    loss = losses.make_loss("cql", DqnConfig(conservative_weight=2.0))
     spread = np.log(np.exp(1) + np.exp(2)) - 2
     assert loss(ONLINE, TARGET, STEP) == pytest.approx(4.8**2 + 2 * spread, rel=1e-5)
 
 
 def test_an_unknown_loss_is_answered_with_the_known_ones():
     with pytest.raises(UserError, match="--loss 'dqm' is not known; choose one of dqn, huber"):
-        losses.make_loss("dqm", Config())
+        losses.make_loss("dqm", DqnConfig())

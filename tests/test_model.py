@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import isqn
+from isqn.agents.registry import read_config_file
 from isqn.envs.toy import ToyEnvironment
-from isqn.experiments.config import read_toml
 from isqn.train import checkpoint, record, run
 from isqn.types import UserError
 
@@ -112,7 +112,7 @@ def test_learning_is_a_run_like_any_other(model, run_dir, tmp_path):
     """The same configuration through the runner gives the same parameters."""
     assert model.num_timesteps >= 300
     assert record.read_summary(run_dir)["status"] == "finished"
-    run.start(read_toml(run_dir / "config.toml"), tmp_path / "again", quiet=True)
+    run.start(read_config_file(run_dir / "config.toml"), tmp_path / "again", quiet=True)
     assert same_state(isqn.Model.load(tmp_path / "again"), model)
 
 

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from isqn.experiments.config import Config, begin
+from isqn.agents.dqn import DqnConfig
+from isqn.agents.registry import make_config
 from isqn.networks import make_network, torso_name
 from isqn.networks.layers import (
     PatchConv,
@@ -26,7 +27,7 @@ VECTOR = EnvSpec("CartPole-v1", "gymnasium", (4,), "float32", 2)
 
 
 def count_parameters(spec, num_heads, **fields) -> int:
-    params, _ = jax.eval_shape(make_network(spec, num_heads, Config(**fields)).init, jax.random.key(0))
+    params, _ = jax.eval_shape(make_network(spec, num_heads, DqnConfig(**fields)).init, jax.random.key(0))
     return sum(leaf.size for leaf in jax.tree.leaves(params))
 
 
@@ -68,7 +69,7 @@ def test_the_width_factor_scales_the_shared_features_only(spec, torso, last_dens
     """Half the width halves the last hidden layer, its normalisation and the inputs of the heads, and nothing else."""
 
     def shapes(width_factor):
-        config = Config(torso=torso, layer_norm=True, batch_norm=True, width_factor=width_factor)
+        config = DqnConfig(torso=torso, layer_norm=True, batch_norm=True, width_factor=width_factor)
         params, statistics = jax.eval_shape(make_network(spec, 2, config).init, jax.random.key(0))
         return shapes_by_path({**params, "statistics": statistics})
 
@@ -101,7 +102,7 @@ def test_the_width_factor_changes_the_count_of_parameters():
 @pytest.mark.parametrize("layer_norm", [False, True])
 def test_image_torsos_compute_finite_values_with_every_normalisation(torso, layer_norm, batch_norm):
     """LayerNorm and BatchNorm exist if and only if they are enabled, and only training moves the running averages."""
-    config = Config(torso=torso, layer_norm=layer_norm, batch_norm=batch_norm)
+    config = DqnConfig(torso=torso, layer_norm=layer_norm, batch_norm=batch_norm)
     network = make_network(ATARI, 3, config)
     params, statistics = network.init(jax.random.key(0))
     obs = jax.random.randint(jax.random.key(1), (2, 84, 84, 4), 0, 256).astype(jnp.uint8)
@@ -160,9 +161,9 @@ def test_layer_norm_and_its_gradient_equal_flax():
 
 
 def test_look_returns_activations_in_network_order():
-    network = make_network(ATARI, 1, Config(torso="impala"))
+    network = make_network(ATARI, 1, DqnConfig(torso="impala"))
     params, statistics = network.init(jax.random.key(0))
-    activations, features = network.look(params, statistics, jnp.zeros((1, 84, 84, 4), jnp.uint8))
+    activations, features = network.activations(params, statistics, jnp.zeros((1, 84, 84, 4), jnp.uint8))
     assert features.shape == (1, 512)
     stacks = [(42, 42, 32)] * 4 + [(21, 21, 64)] * 4 + [(11, 11, 64)] * 4
     assert [layer.shape[1:] for layer in activations] == [*stacks, (11, 11, 64), (512,)]
@@ -171,17 +172,17 @@ def test_look_returns_activations_in_network_order():
 def test_the_initial_range_of_the_heads_counts_the_outputs_of_all_heads():
     """Xavier initialisation has 512 inputs and num_heads x 9 outputs, so the range shrinks with the number of heads."""
     for num_heads in (1, 10, 50):
-        params, _ = make_network(ATARI, num_heads, Config()).init(jax.random.key(0))
+        params, _ = make_network(ATARI, num_heads, DqnConfig()).init(jax.random.key(0))
         limit = np.sqrt(6 / (512 + num_heads * 9))
         largest = np.abs(params["heads"]["kernel"]).max()
         assert 0.98 * limit < largest <= limit
         assert (params["heads"]["bias"] == 0).all()
-    params, _ = make_network(VECTOR, 4, Config()).init(jax.random.key(0))
+    params, _ = make_network(VECTOR, 4, DqnConfig()).init(jax.random.key(0))
     assert np.std(params["heads"]["kernel"]) == pytest.approx(1 / np.sqrt(128), rel=0.1)  # lecun normal
 
 
 def test_heads_and_seeds_have_different_initial_parameters():
-    network = make_network(VECTOR, 2, Config())
+    network = make_network(VECTOR, 2, DqnConfig())
     first, _ = network.init(jax.random.key(0))
     second, _ = network.init(jax.random.key(1))
     kernel = first["heads"]["kernel"]
@@ -190,7 +191,7 @@ def test_heads_and_seeds_have_different_initial_parameters():
 
 
 def test_bfloat16_networks_compute_in_bfloat16_with_float32_parameters_and_values():
-    network = make_network(ATARI, 2, Config(layer_norm=True, compute_dtype="bfloat16"))
+    network = make_network(ATARI, 2, DqnConfig(layer_norm=True, compute_dtype="bfloat16"))
     params, statistics = network.init(jax.random.key(0))
     obs = jax.random.randint(jax.random.key(1), (2, 84, 84, 4), 0, 256).astype(jnp.uint8)
     assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype("float32")}
@@ -218,7 +219,7 @@ def image_spec(height: int, width: int) -> EnvSpec:
 @pytest.mark.parametrize("agent", ["dqn", "stream-q"])
 @pytest.mark.parametrize("size", [(3, 4), (31, 60), (32, 32), (37, 53), (52, 52), (53, 53)], ids=str)
 def test_auto_has_a_torso_for_every_image_size(agent, size):
-    network = make_network(image_spec(*size), 2, begin(agent))
+    network = make_network(image_spec(*size), 2, make_config(agent))
     params, statistics = jax.eval_shape(network.init, jax.random.key(0))
     obs = jax.ShapeDtypeStruct((1, *size, 3), "uint8")
     assert jax.eval_shape(network.apply, params, statistics, obs)[0].shape == (1, 2, 2)
@@ -244,7 +245,7 @@ def test_unsuitable_torsos_are_refused(torso, size, min_side):
 
 
 def stream_config(**fields):
-    return begin("stream-q").replace(**fields)
+    return make_config("stream-q").replace(**fields)
 
 
 def test_the_stream_torso_has_the_shapes_and_parameters_of_the_paper():

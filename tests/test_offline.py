@@ -12,24 +12,25 @@ import numpy as np
 import pytest
 
 import isqn
-from helpers import ALL_SCHEMES, SMALL, random_batch
+from helpers import ALL_SCHEMES, SMALL, assert_same, final, random_batch, stop_after
+from isqn.agents.cql import CqlConfig
+from isqn.agents.dqn import DqnConfig
 from isqn.cli import main
 from isqn.data.dataset import About, Dataset, Writer, read_index
 from isqn.envs.adapter import make_environment
 from isqn.envs.registry import make_native
-from isqn.experiments import drive, engines
-from isqn.experiments.config import AGENTS, Config
-from isqn.presets import preset_config
-from isqn.study.grid import Study
 from isqn.losses import cloning
+from isqn.presets import preset_config
+from isqn.study import drive, engines
+from isqn.study.grid import Study
 from isqn.train import checkpoint, offline, record, run
 from isqn.train.evaluate import host_evaluation, native_evaluation
+from isqn.train.functions import make_agent
 from isqn.types import Interrupted, Transition, UserError, Values
-from test_resume import assert_same, final, stop_after
 
 SCHEMES = [("target-based", 1), ("iterated-shared", 2), ("iterated-target-based", 2)]
 
-LOGGED = Config(
+LOGGED = DqnConfig(
     env_id="isqn/Chain-v0",
     record_dataset=True,
     hidden_sizes=(8,),
@@ -54,7 +55,7 @@ def data(logged) -> Path:
     return logged / "dataset"
 
 
-def small(data: Path, **changes) -> Config:
+def small(data: Path, **changes) -> CqlConfig:
     fields = {
         "env_id": "isqn/Chain-v0",
         "dataset": str(data),
@@ -66,10 +67,10 @@ def small(data: Path, **changes) -> Config:
         "evaluation_steps": 100,
         "evaluation_environments": 3,
     }
-    return Config(agent="cql", **AGENTS["cql"] | fields | changes)
+    return CqlConfig(**fields | changes)
 
 
-def stopped(config: Config, folder: Path, calls: int, monkeypatch) -> None:
+def stopped(config: CqlConfig, folder: Path, calls: int, monkeypatch) -> None:
     """A run that was asked to stop the so-many-th time that it looked."""
     with monkeypatch.context() as patch:
         stop_after(patch, calls)
@@ -90,7 +91,7 @@ def test_cloning_by_hand():
 
 def test_cloning_becomes_the_share_of_actions():
     """One state in which action 2 is taken three times of four."""
-    config = Config(agent="cql", **AGENTS["cql"] | {"loss": "cloning", "scheme": "target-free", "learning_rate": 0.05})
+    config = CqlConfig(loss="cloning", scheme="target-free", learning_rate=0.05)
     from isqn.agents import make
 
     assert config.label == "BC"
@@ -314,7 +315,7 @@ def test_a_dataset_that_was_moved_may_be_named_anew(data, tmp_path, monkeypatch)
 def test_evaluations_end_their_games(data):
     """Random play on the chain: games of at most 100 steps, each share is played, and no game is cut."""
     config = small(data)
-    agent = run.make_agent(config, run.specification(config))
+    agent = make_agent(config, run.specification(config))
     state = agent.init(0)
     common = {"steps": 300, "epsilon": 1.0, "max_episode_steps": 1_000}
     play = {
@@ -331,7 +332,7 @@ def test_evaluations_end_their_games(data):
 
 def test_native_and_host_evaluations_agree(data):
     config = small(data)
-    agent = run.make_agent(config, run.specification(config))
+    agent = make_agent(config, run.specification(config))
     state = agent.init(0)
     common = {"steps": 20_000, "epsilon": 1.0, "max_episode_steps": 1_000}
     lengths = [

@@ -1,4 +1,4 @@
-"""The page, as text and in a browser. Every visit must end without a message, an error or a request to elsewhere."""
+"""The HTML page, as text and in a browser. No visit may cause a console message, an error or a network request."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BROWSER_FLAGS = (
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
 )
 LINES = ".scatterlayer path.js-line:not([style*='stroke-width: 0px'])"  # a band's outline has no width
-PATIENCE = 60_000  # milliseconds; nothing is measured against it
+TIMEOUT = 60_000  # milliseconds, long enough never to matter
 
 
 def numbers(*values: float) -> np.ndarray:
@@ -35,8 +35,8 @@ def make(*charts: Chart, notes=(), headline=None, tables=(), configs=None, title
     return Report(title, "Which one is better?", tuple(notes), headline, figures, tuple(tables), configs or {})
 
 
-def small() -> Report:
-    """Two panels of lines and one of bars. Line j of panel i has the value 10 i + j + k at x = 100 k."""
+def small_report() -> Report:
+    """Make two panels of lines and one of bars. Line j of panel i has the value 10 i + j + k at x = 100 k."""
     k = np.arange(12.0)
 
     def lines(i: int) -> Chart:
@@ -53,8 +53,8 @@ def small() -> Report:
     return make(lines(0), lines(1), Chart("bars", bars, "bars", ylabel="score", reference=1.5))
 
 
-def big() -> Report:
-    """As large as a report becomes: six labels in fifteen panels, a table of sixty rows and seven columns."""
+def big_report() -> Report:
+    """Make a report of the largest expected size: six labels in fifteen panels, a table of sixty rows."""
     x = np.arange(100) * 500_000.0
     rng = np.random.default_rng(0)
 
@@ -75,7 +75,7 @@ def big() -> Report:
     )
 
 
-def data_of(text: str) -> dict:
+def page_data(text: str) -> dict:
     return json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)[1])
 
 
@@ -83,7 +83,7 @@ def data_of(text: str) -> dict:
 def browser():
     executable = shutil.which("chromium")
     if executable is None:
-        pytest.skip("chromium is not installed: the page cannot be looked at")
+        pytest.skip("chromium is not installed")
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
@@ -92,32 +92,32 @@ def browser():
 
 @pytest.fixture
 def visit(browser, tmp_path):
-    """Opens a report as a file; when the test ends, nothing may have been said, and nothing else asked for."""
-    said, asked, contexts = [], [], []
+    """Open reports as files; check at the end for console messages, errors and requests of other resources."""
+    messages, requests, contexts = [], [], []
     path = tmp_path / "index.html"
 
     def open_page(report: Report, device=DESKTOP, prepare=lambda page: None, refresh_seconds=None):
         path.write_text(page.render(report, refresh_seconds=refresh_seconds), encoding="utf-8")
         contexts.append(browser.new_context(**device))
         tab = contexts[-1].new_page()
-        tab.set_default_timeout(PATIENCE)
-        tab.on("console", lambda message: said.append(message.text))
-        tab.on("pageerror", lambda error: said.append(str(error)))
-        tab.on("request", lambda request: asked.append(request.url))
+        tab.set_default_timeout(TIMEOUT)
+        tab.on("console", lambda message: messages.append(message.text))
+        tab.on("pageerror", lambda error: messages.append(str(error)))
+        tab.on("request", lambda request: requests.append(request.url))
         prepare(tab)
         tab.goto(path.as_uri())
-        rest(tab)
+        wait_until_drawn(tab)
         return tab
 
     yield open_page
     for context in contexts:
         context.close()
-    assert said == []
-    assert set(asked) == {path.as_uri()}
+    assert messages == []
+    assert set(requests) == {path.as_uri()}
 
 
-def rest(tab) -> None:
-    """Wait until every chart is as it should be."""
+def wait_until_drawn(tab) -> None:
+    """Wait until every chart is up to date."""
     tab.wait_for_selector("main:not([aria-busy])")
 
 
@@ -125,8 +125,8 @@ def chart(tab, index: int):
     return tab.locator(".chart").nth(index)
 
 
-def seen(tab, label: str) -> list[int]:
-    """For each chart, how many of a label's traces it shows."""
+def count_visible_traces(tab, label: str) -> list[int]:
+    """Count the visible traces of a label in each chart."""
     return tab.evaluate(
         """(label) => [...document.querySelectorAll(".chart")].map(
             (place) => place.data.filter((trace) => trace.meta[0] === label && trace.visible === true).length)""",
@@ -134,26 +134,27 @@ def seen(tab, label: str) -> list[int]:
     )
 
 
-def drawn(tab, index: int) -> int:
-    """How many lines a chart has on the screen."""
+def count_drawn_lines(tab, index: int) -> int:
+    """Count the lines that a chart shows on the screen."""
     return chart(tab, index).locator(LINES).count()
 
 
-def ranges(tab, index: int) -> list[list[float]]:
+def axis_ranges(tab, index: int) -> list[list[float]]:
     return chart(tab, index).evaluate("(place) => [place.layout.xaxis.range, place.layout.yaxis.range]")
 
 
-def at(tab, index: int, x: float) -> tuple[float, float]:
-    """Where on the screen a panel has an x, at half its height."""
+def screen_position(tab, index: int, x: float) -> tuple[float, float]:
+    """Return the screen position of an x in a panel, at half its height."""
     chart(tab, index).scroll_into_view_if_needed()
     frame = chart(tab, index).locator(".nsewdrag").bounding_box()
-    low, high = ranges(tab, index)[0]
+    low, high = axis_ranges(tab, index)[0]
     return frame["x"] + frame["width"] * (x - low) / (high - low), frame["y"] + frame["height"] / 2
 
 
-def readout(tab) -> list[str]:
-    """The lines of the box, cells joined by blanks."""
+def readout(tab, head: str) -> list[str]:
+    """Wait until the readout has a first line, because plotly delays hover events, and return all its lines."""
     tab.wait_for_selector(".readout:not([hidden])")
+    tab.wait_for_function("(head) => document.querySelector('.readout p').textContent === head", arg=head)
     return [" ".join(line.split()) for line in tab.locator(".readout").inner_text().splitlines() if line.strip()]
 
 
@@ -165,11 +166,11 @@ def drag(tab, start: tuple[float, float], end: tuple[float, float]) -> None:
 
 
 @pytest.mark.parametrize(("device", "per_row"), [(DESKTOP, 3), (PHONE, 1)], ids=["desktop", "phone"])
-def test_every_chart_is_drawn_and_the_page_never_scrolls_sideways(visit, device, per_row):
-    tab = visit(big(), device)
+def test_every_chart_is_drawn_and_the_page_does_not_scroll_sideways(visit, device, per_row):
+    tab = visit(big_report(), device)
     assert tab.locator(".chart.js-plotly-plot").count() == 15
-    assert [drawn(tab, index) for index in range(15)] == [6] * 15
-    assert seen(tab, "iS-DQN K=9") == [2] * 15  # its line and its band; single seeds wait behind their button
+    assert [count_drawn_lines(tab, index) for index in range(15)] == [6] * 15
+    assert count_visible_traces(tab, "iS-DQN K=9") == [2] * 15  # its line and its band; single seeds are hidden
     tops = [chart(tab, index).bounding_box()["y"] for index in range(15)]
     assert [tops.count(top) for top in sorted(set(tops))] == [per_row] * (15 // per_row)
     assert tab.evaluate("document.documentElement.scrollWidth") == device["viewport"]["width"]
@@ -177,122 +178,122 @@ def test_every_chart_is_drawn_and_the_page_never_scrolls_sideways(visit, device,
     assert (widths[0] > widths[1]) == (per_row == 1)  # a wide table scrolls in its own box
 
 
-def test_a_button_hides_a_label_everywhere_and_brings_it_back(visit):
-    tab = visit(small())
+def test_a_button_toggles_a_label_in_all_charts(visit):
+    tab = visit(small_report())
     button = tab.get_by_role("button", name="TF-DQN", exact=True)
-    before = [drawn(tab, index) for index in range(3)]
+    before = [count_drawn_lines(tab, index) for index in range(3)]
     assert before == [4, 4, 0]
-    assert seen(tab, "TF-DQN") == [2, 2, 2]  # line and band; bar and number
-    others = seen(tab, "TB-DQN")
+    assert count_visible_traces(tab, "TF-DQN") == [2, 2, 2]  # line and band; bar and number
+    others = count_visible_traces(tab, "TB-DQN")
     button.click()
-    rest(tab)
+    wait_until_drawn(tab)
     assert button.get_attribute("aria-pressed") == "false"
-    assert seen(tab, "TF-DQN") == [0, 0, 0]
-    assert seen(tab, "TB-DQN") == others
-    assert [drawn(tab, index) for index in range(3)] == [3, 3, 0]
+    assert count_visible_traces(tab, "TF-DQN") == [0, 0, 0]
+    assert count_visible_traces(tab, "TB-DQN") == others
+    assert [count_drawn_lines(tab, index) for index in range(3)] == [3, 3, 0]
     assert "TF-DQN" not in chart(tab, 2).text_content()
     button.click()
-    rest(tab)
+    wait_until_drawn(tab)
     assert button.get_attribute("aria-pressed") == "true"
-    assert seen(tab, "TF-DQN") == [2, 2, 2]
-    assert [drawn(tab, index) for index in range(3)] == before
+    assert count_visible_traces(tab, "TF-DQN") == [2, 2, 2]
+    assert [count_drawn_lines(tab, index) for index in range(3)] == before
 
 
-def test_buttons_are_reached_and_pressed_with_keys(visit):
-    tab = visit(small())
+def test_buttons_work_with_the_keyboard(visit):
+    tab = visit(small_report())
     tab.locator(".box").first.focus()
     tab.keyboard.press("Tab")
     tab.keyboard.press("Tab")
     assert tab.evaluate("document.activeElement.textContent") == "TF-DQN"
     for key, expected in (("Space", [0, 0, 0]), ("Enter", [2, 2, 2])):
         tab.keyboard.press(key)
-        rest(tab)
-        assert seen(tab, "TF-DQN") == expected
+        wait_until_drawn(tab)
+        assert count_visible_traces(tab, "TF-DQN") == expected
 
 
-def test_there_is_a_button_for_every_label_of_a_line_and_none_for_one_of_bars_alone(visit):
-    tab = visit(small())
+def test_buttons_exist_for_labels_of_lines_and_not_for_labels_of_bars_only(visit):
+    tab = visit(small_report())
     assert tab.locator(".toggles button").all_inner_texts() == [*LABELS[:3], "human"]
     tab.set_viewport_size({"width": 1280, "height": 300})
     tab.evaluate("document.querySelector('.chart').scrollIntoView({ block: 'center' })")
     assert tab.evaluate("scrollY") > 0
-    assert tab.locator(".toggles").bounding_box()["y"] == 0  # they stay on top
+    assert tab.locator(".toggles").bounding_box()["y"] == 0  # the buttons are sticky
 
 
-def test_seeds_behind_an_interval_wait_for_their_button_and_others_do_not(visit):
+def test_single_seeds_are_hidden_only_behind_intervals(visit):
     x, seeds = np.arange(20.0), np.stack([np.arange(20.0), np.arange(20.0) + 2])
     mean = seeds.mean(0)
     both = {"TB-DQN": Series(mean, mean - 1, mean + 1, x, seeds), "TF-DQN": Series(mean, x=x, seeds=seeds)}
     tab = visit(make(Chart("lines", both)))
-    assert (seen(tab, "TB-DQN"), seen(tab, "TF-DQN")) == ([2], [2])
+    assert (count_visible_traces(tab, "TB-DQN"), count_visible_traces(tab, "TF-DQN")) == ([2], [2])
     tab.get_by_role("button", name="single seeds").click()
-    rest(tab)
-    assert (seen(tab, "TB-DQN"), seen(tab, "TF-DQN")) == ([3], [2])
+    wait_until_drawn(tab)
+    assert (count_visible_traces(tab, "TB-DQN"), count_visible_traces(tab, "TF-DQN")) == ([3], [2])
     tab.get_by_role("button", name="TB-DQN").click()
-    rest(tab)
-    assert (seen(tab, "TB-DQN"), seen(tab, "TF-DQN")) == ([0], [2])
+    wait_until_drawn(tab)
+    assert (count_visible_traces(tab, "TB-DQN"), count_visible_traces(tab, "TF-DQN")) == ([0], [2])
     assert "single seeds" not in page.render(make(Chart("lines", {"TF-DQN": Series(mean, x=x, seeds=seeds)})))
 
 
-def test_hovering_says_what_all_labels_have_at_that_x(visit):
-    """At x = 400, that is k = 4, of panel 1: 10 + j + 4; the level has its 7 there as everywhere."""
-    tab = visit(small())
-    tab.mouse.move(*at(tab, 1, 400))
+def test_hovering_shows_the_values_of_all_labels_at_an_x(visit):
+    """At x = 400 of panel 1, k = 4, the values are 10 + j + 4 and the level of 7."""
+    tab = visit(small_report())
+    tab.mouse.move(*screen_position(tab, 1, 400))
     expected = ["TB-DQN 14 [13.5, 14.25]", "TF-DQN 15 [14.5, 15.25]", "iS-DQN K=1 16 [15.5, 16.25]", "human 7"]
-    assert readout(tab) == ["steps: 400", *expected]
-    tab.mouse.move(*at(tab, 1, 540))  # 500 is nearer than 600
-    assert readout(tab)[:2] == ["steps: 500", "TB-DQN 15 [14.5, 15.25]"]
+    assert readout(tab, "steps: 400") == ["steps: 400", *expected]
+    tab.mouse.move(*screen_position(tab, 1, 540))  # 500 is nearer than 600
+    assert readout(tab, "steps: 500")[:2] == ["steps: 500", "TB-DQN 15 [14.5, 15.25]"]
     box, panel = tab.locator(".readout").bounding_box(), chart(tab, 1).bounding_box()
-    assert box["y"] >= panel["y"] + panel["height"] or box["y"] + box["height"] <= panel["y"]  # covers no line
+    assert box["y"] >= panel["y"] + panel["height"] or box["y"] + box["height"] <= panel["y"]  # outside of the panel
     tab.get_by_role("button", name="TF-DQN").click()
     tab.wait_for_selector(".readout", state="hidden")
-    rest(tab)
-    tab.mouse.move(*at(tab, 1, 400))
-    assert readout(tab) == ["steps: 400", expected[0], *expected[2:]]
-    x, y = at(tab, 2, 0)
+    wait_until_drawn(tab)
+    tab.mouse.move(*screen_position(tab, 1, 400))
+    assert readout(tab, "steps: 400") == ["steps: 400", expected[0], *expected[2:]]
+    x, y = screen_position(tab, 2, 0)
     tab.mouse.move(x + 5, y)
-    assert readout(tab) == [
+    assert readout(tab, "score") == [
         *("score", "TB-DQN 1.06 [0.86, 1.16]"),
         *("iS-DQN K=1 −2 [−2.2, −1.9]", "random 12,346 [12,345, 12,346]"),
     ]
 
 
-def test_a_tap_reads_out_and_a_finger_scrolls(visit):
-    tab = visit(small(), PHONE)
-    tab.touchscreen.tap(*at(tab, 0, 300))
-    assert readout(tab)[:2] == ["steps: 300", "TB-DQN 3 [2.5, 3.25]"]
+def test_a_tap_shows_values_and_dragging_scrolls_on_touch_screens(visit):
+    tab = visit(small_report(), PHONE)
+    tab.touchscreen.tap(*screen_position(tab, 0, 300))
+    assert readout(tab, "steps: 300")[:2] == ["steps: 300", "TB-DQN 3 [2.5, 3.25]"]
     assert chart(tab, 0).evaluate("(place) => place.layout.dragmode") is False
     tab.locator("h1").tap()
     tab.wait_for_selector(".readout", state="hidden")
     assert tab.evaluate("document.documentElement.scrollWidth") == 390
 
 
-def test_labels_known_at_different_x_are_all_within_reach(visit):
+def test_labels_with_different_x_values_can_all_be_hovered(visit):
     every = {"TB-DQN": Series(np.arange(40.0), x=np.arange(40.0) * 100)}
     rare = {"TF-DQN": Series(np.arange(16.0), x=np.arange(16.0) * 250)}
     tab = visit(make(Chart("lines", every | rare, xlabel="steps")))
     for x, expected in ((1250, ["TF-DQN 5"]), (1300, ["TB-DQN 13"]), (1500, ["TB-DQN 15", "TF-DQN 6"])):
-        tab.mouse.move(*at(tab, 0, x))
-        assert readout(tab) == [f"steps: {x:,}", *expected]
+        tab.mouse.move(*screen_position(tab, 0, x))
+        assert readout(tab, f"steps: {x:,}") == [f"steps: {x:,}", *expected]
 
 
 def test_dragging_zooms_one_panel_and_a_double_click_zooms_out(visit):
-    tab = visit(small())
-    before, beside = ranges(tab, 0), ranges(tab, 1)
-    (left, y), (right, _) = at(tab, 0, 200), at(tab, 0, 700)
+    tab = visit(small_report())
+    before, beside = axis_ranges(tab, 0), axis_ranges(tab, 1)
+    (left, y), (right, _) = screen_position(tab, 0, 200), screen_position(tab, 0, 700)
     drag(tab, (left, y), (right, y + 3))
-    assert ranges(tab, 0)[0] == pytest.approx([200, 700], abs=10)
-    assert ranges(tab, 1) == beside
+    assert axis_ranges(tab, 0)[0] == pytest.approx([200, 700], abs=10)
+    assert axis_ranges(tab, 1) == beside
     tab.mouse.dblclick((left + right) / 2, y)
     tab.wait_for_function(
         "() => document.querySelector('.chart').layout.xaxis.autorange === true"  # after plotly's animation
     )
-    assert ranges(tab, 0) == before
+    assert axis_ranges(tab, 0) == before
 
 
-def test_what_is_drawn_of_bars_levels_and_references(visit):
+def test_bars_levels_and_references_are_drawn(visit):
     series = {"TB-DQN": Series(np.arange(12.0), x=np.arange(12.0)), "human": Series(numbers(3))}
-    tab = visit(make(small().figures[0].charts[2], Chart("lines", series, reference=5.0)))
+    tab = visit(make(small_report().figures[0].charts[2], Chart("lines", series, reference=5.0)))
     assert chart(tab, 0).locator(".bars .point").count() == 4
     assert chart(tab, 0).locator("path.xerror").count() == 4
     values = [text.strip() for text in chart(tab, 0).locator(".textpoint text").all_text_contents()]
@@ -315,14 +316,14 @@ def test_every_bar_has_its_label(visit):
     assert chart(tab, 0).locator(".ytick text").count() == len(labels)
 
 
-def test_gaps_are_null_and_part_lines_and_bands(visit):
-    """Twelve points without the 4th, the 6th and the 7th: two stretches, and the 5th alone, which is marked."""
+def test_gaps_are_null_and_split_lines_and_bands(visit):
+    """Twelve points without the 4th, 6th and 7th are two lines, and the 5th alone, which has a marker."""
     y = np.arange(12.0)
     y[[3, 5, 6]] = NAN
     chart_of = Chart("lines", {"TB-DQN": Series(y, y - 1, y + 1, np.arange(12.0))})
     report = make(chart_of, Chart("lines", {"TB-DQN": Series(np.full(12, NAN), x=np.arange(12.0))}))
     text = page.render(report)
-    (series,) = data_of(text)["charts"]["first/0"]["series"]
+    (series,) = page_data(text)["charts"]["first/0"]["series"]
     assert series["y"] == [0, 1, 2, None, 4, None, None, 7, 8, 9, 10, 11]
     assert series["low"] == [-1, 0, 1, None, 3, None, None, 6, 7, 8, 9, 10]
     tab = visit(report)
@@ -334,34 +335,40 @@ def test_gaps_are_null_and_part_lines_and_bands(visit):
     assert chart(tab, 1).locator(".annotation-text").text_content() == "no data"
 
 
-EVIL = '</script><script>window.harm = 1</script><img src="https://x.test/" onerror="harm = 2"> & $x^2$ %{x} \'"'
+HOSTILE = '</script><script>window.harm = 1</script><img src="https://x.test/" onerror="harm = 2"> & $x^2$ %{x} \'"'
 
 
-def test_words_are_words_wherever_they_stand(visit):
-    series = {EVIL: Series(np.arange(3.0), x=np.arange(3.0)), "<b>bold</b>": Series(numbers(1))}
-    bars = {EVIL: Series(numbers(1)), "<a href='https://x.test/'>link</a>": Series(numbers(2))}
-    charts = (Chart("lines", series, EVIL, EVIL, EVIL), Chart("bars", bars, EVIL, EVIL, EVIL))
+def test_text_is_escaped_everywhere(visit):
+    series = {HOSTILE: Series(np.arange(3.0), x=np.arange(3.0)), "<b>bold</b>": Series(numbers(1))}
+    bars = {HOSTILE: Series(numbers(1)), "<a href='https://x.test/'>link</a>": Series(numbers(2))}
+    charts = (Chart("lines", series, HOSTILE, HOSTILE, HOSTILE), Chart("bars", bars, HOSTILE, HOSTILE, HOSTILE))
     report = Report(
-        *(EVIL, EVIL, (EVIL,), Table(EVIL, (EVIL,), ((EVIL,),), EVIL), (Figure(EVIL, EVIL, EVIL, charts),)),
-        configs={EVIL: EVIL},
+        *(
+            HOSTILE,
+            HOSTILE,
+            (HOSTILE,),
+            Table(HOSTILE, (HOSTILE,), ((HOSTILE,),), HOSTILE),
+            (Figure(HOSTILE, HOSTILE, HOSTILE, charts),),
+        ),
+        configs={HOSTILE: HOSTILE},
     )
     tab = visit(report)
     assert tab.evaluate("window.harm") is None
     assert tab.locator("img, .chart a").count() == 0
     for place in ("h1", ".question", ".notes li", ".headline h2", "td", ".figure h2", ".panel h3 >> nth=0", "summary"):
-        assert tab.locator(place).first.text_content() == EVIL, place
-    assert tab.locator(".toggles button").all_inner_texts() == [EVIL, "<b>bold</b>"]
-    assert tab.locator("pre").text_content() == EVIL
+        assert tab.locator(place).first.text_content() == HOSTILE, place
+    assert tab.locator(".toggles button").all_inner_texts() == [HOSTILE, "<b>bold</b>"]
+    assert tab.locator("pre").text_content() == HOSTILE
     for words in (chart(tab, 0).locator(".ytitle"), chart(tab, 1).locator(".ytick").last):
-        assert words.text_content().replace(" ", "") == EVIL.replace(" ", "")  # broken into lines at blanks
-    tab.mouse.move(*at(tab, 0, 1))
-    assert readout(tab) == [f"{EVIL}: 1", f"{EVIL} 1", "<b>bold</b> 1"]
+        assert words.text_content().replace(" ", "") == HOSTILE.replace(" ", "")  # wrapped at blanks
+    tab.mouse.move(*screen_position(tab, 0, 1))
+    assert readout(tab, f"{HOSTILE}: 1") == [f"{HOSTILE}: 1", f"{HOSTILE} 1", "<b>bold</b> 1"]
     tab.locator(".toggles button").first.click()
-    rest(tab)
-    assert seen(tab, EVIL) == [0, 0]
+    wait_until_drawn(tab)
+    assert count_visible_traces(tab, HOSTILE) == [0, 0]
 
 
-def test_tables_show_their_cells_with_numbers_to_the_right(visit):
+def test_tables_right_align_columns_of_numbers(visit):
     rows = (
         ("TB-DQN", "1.00", "0.41 [0.35, 0.47]", "-2", "10 of 10", "a"),
         ("iS-DQN K=9", "12,345.6", "", "0.1", "9 of 10", "1"),
@@ -374,53 +381,55 @@ def test_tables_show_their_cells_with_numbers_to_the_right(visit):
     assert sides == ["left", "right", "right", "right", "right", "left"]
     assert tab.locator("td").first.evaluate("(c) => getComputedStyle(c).fontVariantNumeric") == "tabular-nums"
     assert tab.locator(".headline .caption").inner_text() == "A caption."
-    assert tab.locator(".notes, .toggles, .figure, details").count() == 0  # nothing to say, nothing there
+    assert tab.locator(".notes, .toggles, .figure, details").count() == 0  # empty parts are not rendered
 
 
-def test_a_page_that_reloads_stays_where_its_reader_is(visit):
-    report = big()
+def test_a_page_that_reloads_keeps_its_state(visit):
+    report = big_report()
     tab = visit(report, prepare=lambda tab: tab.clock.install(), refresh_seconds=3600)
     tab.get_by_role("button", name="TF-DQN").click()
     tab.get_by_role("button", name="single seeds").click()
     tab.locator("summary").nth(2).click()
-    rest(tab)
-    (left, y), (right, _) = at(tab, 4, 1e7), at(tab, 4, 3e7)
+    wait_until_drawn(tab)
+    (left, y), (right, _) = screen_position(tab, 4, 1e7), screen_position(tab, 4, 3e7)
     drag(tab, (left, y), (right, y + 3))
-    zoomed, height = ranges(tab, 4), tab.evaluate("scrollY")
+    zoomed, height = axis_ranges(tab, 4), tab.evaluate("scrollY")
     assert height > 0
     tab.evaluate("window.old = true")
     with tab.expect_event("load"):
         tab.clock.fast_forward("01:00:00")
-    rest(tab)
+    wait_until_drawn(tab)
     assert tab.evaluate("window.old") is None
     assert tab.evaluate("scrollY") == height
     pressed = {b.inner_text(): b.get_attribute("aria-pressed") for b in tab.locator(".toggles button").all()}
     assert pressed == dict.fromkeys(LABELS, "true") | {"TF-DQN": "false", "single seeds": "true"}
-    assert (seen(tab, "TF-DQN"), seen(tab, "TB-DQN")) == ([0] * 15, [3] * 15)
-    assert ranges(tab, 4) == zoomed
+    assert (count_visible_traces(tab, "TF-DQN"), count_visible_traces(tab, "TB-DQN")) == ([0] * 15, [3] * 15)
+    assert axis_ranges(tab, 4) == zoomed
     assert [details.get_attribute("open") for details in tab.locator("details").all()][:4] == [None, None, "", None]
 
 
-def test_a_page_without_refresh_stays(visit):
-    tab = visit(small(), prepare=lambda tab: tab.clock.install())
+def test_a_page_without_refresh_does_not_reload(visit):
+    tab = visit(small_report(), prepare=lambda tab: tab.clock.install())
     tab.evaluate("window.old = true")
     tab.clock.fast_forward("48:00:00")
-    rest(tab)
+    wait_until_drawn(tab)
     assert tab.evaluate("window.old") is True
 
 
-def test_a_browser_that_forbids_storage_forgets_but_works(visit):
+def test_the_page_works_if_the_browser_forbids_storage(visit):
     forbid = "Object.defineProperty(window, 'sessionStorage', { get() { throw new Error('forbidden'); } });"
-    tab = visit(small(), prepare=lambda tab: (tab.clock.install(), tab.add_init_script(forbid)), refresh_seconds=60)
+    tab = visit(
+        small_report(), prepare=lambda tab: (tab.clock.install(), tab.add_init_script(forbid)), refresh_seconds=60
+    )
     tab.get_by_role("button", name="TF-DQN").click()
     with tab.expect_event("load"):
         tab.clock.fast_forward("01:00")
-    rest(tab)
-    assert seen(tab, "TF-DQN") == [2, 2, 2]
+    wait_until_drawn(tab)
+    assert count_visible_traces(tab, "TF-DQN") == [2, 2, 2]
 
 
-def test_on_paper_there_is_a_key_instead_of_buttons_and_panels_fit(visit):
-    tab = visit(small())
+def test_the_printed_page_has_a_legend_and_panels_that_fit(visit):
+    tab = visit(small_report())
     widths = [chart(tab, index).locator(".main-svg").first.bounding_box()["width"] for index in range(3)]
     tab.emulate_media(media="print")
     tab.evaluate("dispatchEvent(new Event('beforeprint'))")
@@ -434,10 +443,10 @@ def test_on_paper_there_is_a_key_instead_of_buttons_and_panels_fit(visit):
     assert [chart(tab, index).locator(".main-svg").first.bounding_box()["width"] for index in range(3)] == widths
 
 
-def test_nothing_comes_from_elsewhere():
+def test_the_page_loads_nothing_from_the_network():
     from plotly.offline import get_plotlyjs
 
-    text = page.render(big(), refresh_seconds=30)
+    text = page.render(big_report(), refresh_seconds=30)
     assert text.count(get_plotlyjs()) == 1
     ours = text.replace(get_plotlyjs(), "")
     assert re.findall(r"""\b(?:src|href|action|srcset)\s*=\s*["']?([^"'>\s]*)""", ours) == ["data:,"]
@@ -446,29 +455,31 @@ def test_nothing_comes_from_elsewhere():
     assert "This page reloads every 30 seconds." in ours
 
 
-def test_a_level_is_known_at_every_x_of_its_panel():
+def test_a_level_has_a_value_at_every_x_of_its_panel():
     line, level = (
         Series(numbers(1, 2, 3), x=numbers(10, 20, 40)),
         Series(numbers(5), numbers(4), numbers(6)),
     )
-    charts = data_of(page.render(make(Chart("lines", {"a": line, "b": level}), Chart("lines", {"b": level}))))["charts"]
+    charts = page_data(page.render(make(Chart("lines", {"a": line, "b": level}), Chart("lines", {"b": level}))))[
+        "charts"
+    ]
     _, across = charts["first/0"]["series"]
     assert (across["x"], across["y"], across["low"], across["high"]) == ([10, 20, 40], [5] * 3, [4] * 3, [6] * 3)
     (alone,) = charts["first/1"]["series"]
     assert (alone["x"], alone["y"]) == ([0.5, 1, 1.5], [5] * 3)
 
 
-def test_one_epoch_is_a_point_and_no_level():
+def test_a_line_of_one_epoch_is_not_a_level():
     epoch = Chart("lines", {"a": Series(numbers(5), numbers(4), numbers(6), numbers(100))})
-    chart = data_of(page.render(make(epoch)))["charts"]["first/0"]
+    chart = page_data(page.render(make(epoch)))["charts"]["first/0"]
     (point,) = chart["series"]
     assert (point["x"], point["y"], point["level"], chart["ticks"]) == ([100], [5], False, [100])
 
 
-def test_few_places_are_ticked_where_they_are_if_there_is_room():
+def test_few_points_have_ticks_where_there_is_room():
     x = numbers(1, 3, 9, 10, 49)  # on a logarithmic axis 10 is too near to 9
     charts = {scale: Chart("lines", {"a": Series(x, x=x)}, log_x=scale) for scale in (True, False)}
-    found = data_of(
+    found = page_data(
         page.render(make(*charts.values(), Chart("lines", {"a": Series(np.zeros(11), x=np.arange(11.0))})))
     )["charts"]
     assert [found[f"first/{i}"]["ticks"] for i in range(3)] == [[1, 3, 9, 49], [1, 9, 49], None]
@@ -477,14 +488,20 @@ def test_few_places_are_ticked_where_they_are_if_there_is_room():
 @pytest.mark.parametrize(
     ("chart_of", "sentence"),
     [
-        (Chart("lines", {"a": Series(numbers(1, 2), x=numbers(1, 2, 3))}, "Pong"), "a of the chart 'Pong' has another"),
-        (Chart("lines", {"a": Series(numbers(1, 2), numbers(0), numbers(3))}, "Pong"), "has another number of points"),
+        (
+            Chart("lines", {"a": Series(numbers(1, 2), x=numbers(1, 2, 3))}, "Pong"),
+            "a of the chart 'Pong' has different",
+        ),
+        (
+            Chart("lines", {"a": Series(numbers(1, 2), numbers(0), numbers(3))}, "Pong"),
+            "different numbers of points and of x",
+        ),
         (
             Chart("bars", {"a": Series(numbers(1, 2))}, "Pong"),
             "The bar a of the chart 'Pong' has 2 points; a bar has one.",
         ),
     ],
 )
-def test_numbers_that_do_not_fit_together_are_refused(chart_of, sentence):
+def test_series_of_inconsistent_lengths_are_refused(chart_of, sentence):
     with pytest.raises(UserError, match=re.escape(sentence)):
         page.render(make(chart_of))

@@ -14,18 +14,17 @@ import jax
 import numpy as np
 import pytest
 
-from isqn.agents.q_learning import make_optimizer
+from isqn.agents.dqn import DqnConfig, make_optimizer
 from isqn.data.replay import Replay
 from isqn.data.sources import CHECKPOINT_STEPS
 from isqn.envs import wordle
 from isqn.envs.adapter import make_environment
 from isqn.envs.atari import MACHADO2018, find_protocol
-from isqn.experiments.config import AGENTS, Config
-from isqn.presets import PRESETS, preset_config, preset_for, presets_of
-from isqn.networks import Network, make_critic, make_network
 from isqn.language.gpt2 import Size
 from isqn.language.heads import make_values
+from isqn.networks import Network, make_critic, make_network
 from isqn.networks.torsos import Activation, Style
+from isqn.presets import PRESETS, preset_config, preset_for, presets_of
 from isqn.schemes import SCHEMES
 from isqn.types import EnvSpec, UserError
 
@@ -275,7 +274,7 @@ HEADS = re.compile(r"FC (\S+(?: n_\w+)?) \[(.*?)\]")
 def network_of(preset: str, num_heads: int = 1) -> Network:
     there = PRESETS[preset].fields
     style = {name: there[name] for name in ("torso", "layer_norm", "batch_norm") if name in there}
-    return make_network(ATARI, num_heads, Config(**style))
+    return make_network(ATARI, num_heads, DqnConfig(**style))
 
 
 def layers(preset: str) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
@@ -293,7 +292,7 @@ def simba_with_relu(cell: str, preset: str) -> None:
     assert cell == "ReLU"
     network = make_critic(CONTROLLED, 1, preset_config(preset).replace(critic_width=8))
     params, statistics = network.init(jax.random.key(0))
-    units, _ = network.look(params, statistics, jax.random.normal(jax.random.key(1), (64, 5)))
+    units, _ = network.activations(params, statistics, jax.random.normal(jax.random.key(1), (64, 5)))
     assert [layer.shape for layer in units] == [(64, 32), (64, 32)]
     assert all((layer >= 0).all() and (layer == 0).any() for layer in units)
 

@@ -1,4 +1,4 @@
-"""The paper's probes on cases with a closed form."""
+"""The paper's probes compared with closed forms."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from helpers import SMALL, make_agent, random_batch
-from isqn.analysis import probes
-from isqn.experiments.config import Config
+from isqn.agents.dqn import DqnConfig
 from isqn.networks import make_network
-from isqn.train import record, run
+from isqn.train import probes, record, run
 
 
 def test_effective_rank():
@@ -28,52 +27,52 @@ def test_dormant_share():
     assert probes.dormant_share([layer, jnp.ones((2, 3, 3, 4))]) == 2 / 40
 
 
-def test_a_network_of_zeros_is_dormant():
-    network = make_network(SMALL, 1, Config(hidden_sizes=(6, 5)))
+def test_all_units_of_a_zero_network_are_dormant():
+    network = make_network(SMALL, 1, "auto", DqnConfig(hidden_sizes=(6, 5)).style)
     params, statistics = network.init(jax.random.key(0))
     zeros = jax.tree.map(jnp.zeros_like, params)
-    units, _ = network.look(zeros, statistics, jnp.ones((4, 3)))
+    units, _ = network.activations(zeros, statistics, jnp.ones((4, 3)))
     assert [u.shape for u in units] == [(4, 6), (4, 5)]
     assert probes.dormant_share(units) == 1.0
 
 
-def test_gradient_cosine_leaves_normalisation_out():
+def test_gradient_cosine_ignores_normalisation_parameters():
     a = {"Dense": jnp.array([3.0, 4.0]), "LayerNorm_0": jnp.array([100.0])}
     b = {"Dense": jnp.array([4.0, 3.0]), "LayerNorm_0": jnp.array([-100.0])}
     assert probes.gradient_cosine(a, b) == pytest.approx(24 / 25)
 
 
-def observed_agent(**fields):
+def make_probed_agent(**fields):
     config, agent = make_agent(analysis=True, batch_size=8, **fields)
-    return config, agent, probes.observed(agent, config, SMALL)
+    return config, agent, probes.add_probes(agent, config)
 
 
 @pytest.mark.parametrize("scheme", ["target-based", "target-free", "iterated-shared"])
-def test_observing_does_not_change_learning(scheme):
-    _, agent, watched = observed_agent(scheme=scheme)
-    state, seen = agent.init(0), watched.init(0)
+def test_probes_do_not_change_learning(scheme):
+    _, agent, probed = make_probed_agent(scheme=scheme)
+    state, probed_state = agent.init(0), probed.init(0)
     for i in range(3):
         batch = random_batch(size=16, seed=i)
         state, _ = jax.jit(agent.update)(state, jax.tree.map(lambda x: x[:8], batch))
-        seen, _ = jax.jit(watched.update)(seen, batch)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7), state.params, seen.params)
+        probed_state, _ = jax.jit(probed.update)(probed_state, batch)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7), state.params, probed_state.params)
 
 
-def test_churn_of_a_target_that_is_a_copy_is_zero_and_of_a_moving_one_is_not():
+def test_churn_is_zero_with_a_target_network_and_positive_without():
     batch = random_batch(size=16)
-    _, _, based = observed_agent(scheme="target-based")
+    _, _, based = make_probed_agent(scheme="target-based")
     _, metrics = jax.jit(based.update)(based.init(0), batch)
     assert metrics["target_churn_train"] == metrics["target_churn_held_out"] == 0
     for scheme in ("target-free", "iterated-shared"):
-        _, _, moving = observed_agent(scheme=scheme)
+        _, _, moving = make_probed_agent(scheme=scheme)
         _, metrics = jax.jit(moving.update)(moving.init(0), batch)
         assert metrics["target_churn_train"] > 0
         assert metrics["target_churn_held_out"] > 0
 
 
 def test_churn_by_hand():
-    """Linear heads, one head, one action: y = discount * max Q(s'), before and after a step that is known."""
-    _, _, agent = observed_agent(scheme="target-free", hidden_sizes=())
+    """With one linear head the targets are discount * max Q(s') before and after the update, computed here by hand."""
+    _, _, agent = make_probed_agent(scheme="target-free", hidden_sizes=())
     state = agent.init(0)
     batch = random_batch(size=16)
     after, metrics = jax.jit(agent.update)(state, batch)
@@ -86,9 +85,9 @@ def test_churn_by_hand():
     assert metrics["target_churn_train"] == pytest.approx(float(expected), rel=1e-4)
 
 
-def test_right_after_a_refresh_the_shared_and_the_target_based_gradient_agree():
-    """K = 1: the frozen head is the old online head on the same features, so both targets are the same numbers."""
-    _, _, agent = observed_agent(scheme="iterated-shared")
+def test_shared_and_target_based_gradients_agree_right_after_a_refresh():
+    """For K = 1 the frozen head is the old online head on the same features, so both targets are equal."""
+    _, _, agent = make_probed_agent(scheme="iterated-shared")
     state = agent.init(0)
     for i in range(5):
         state, _ = jax.jit(agent.update)(state, random_batch(size=16, seed=i))
@@ -102,9 +101,9 @@ def test_right_after_a_refresh_the_shared_and_the_target_based_gradient_agree():
 
 
 @pytest.mark.parametrize("loop", ["host", "compiled"])
-def test_a_target_free_agent_is_compared_with_a_copy_that_is_renewed_too(loop, tmp_path):
-    """Renewed at every update, the copy is the network itself, and both gradients are the same."""
-    config = Config(scheme="target-free", loop=loop, analysis=True, hidden_sizes=(8,), batch_size=8)
+def test_the_copy_of_a_target_free_agent_is_refreshed_too(loop, tmp_path):
+    """If the copy is refreshed at every update it equals the network, so both gradients are the same."""
+    config = DqnConfig(scheme="target-free", loop=loop, analysis=True, hidden_sizes=(8,), batch_size=8)
     config = config.replace(update_period=4, target_update_period=4, learning_starts=40)
     config = config.replace(total_timesteps=200, epoch_steps=100, log_period_steps=100)
     run.start(config, tmp_path / "run", quiet=True)

@@ -1,4 +1,4 @@
-"""A report shows the numbers of the runs, worked out by hand here, and says what it left out."""
+"""Reports of runs written here: their numbers, computed by hand, and their notes on what was left out."""
 
 from __future__ import annotations
 
@@ -13,28 +13,31 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from isqn.agents.cql import CqlConfig
+from isqn.agents.dqn import DqnConfig
+from isqn.agents.sac import SacConfig
 from isqn.analysis.results import read_score_dict
 from isqn.analysis.stats import Interval
 from isqn.cli import main
-from isqn.experiments.config import AGENTS, Config, to_toml
-from isqn.study.catalogue import command, find_study
-from isqn.study.grid import Cell, Study
-from isqn.study.grid import to_toml as study_toml
+from isqn.config.toml import to_toml
 from isqn.report import figures, page, tables
 from isqn.report.build import Options, build, overview
 from isqn.report.charts import Chart, Figure, Report, Series, Table
 from isqn.report.collect import collect
-from isqn.report.write import watch, write, write_csv, write_numbers
+from isqn.report.write import watch, write, write_figure_csv, write_returns_csv
+from isqn.study.catalogue import command, find_study
+from isqn.study.grid import Cell, Study
+from isqn.study.grid import to_toml as study_toml
 from isqn.train import record
 from isqn.types import UserError
 from test_results import config, write_run
 
 TB, TF, IS = {"scheme": "target-based"}, {"scheme": "target-free"}, {"scheme": "iterated-shared"}
-TASK = {"env_id": "CartPole-v1", "random_score": 0.0, "reference_score": 10.0}  # so that scores are tenths of returns
+TASK = {"env_id": "CartPole-v1", "random_score": 0.0, "reference_score": 10.0}  # a score is a tenth of the return
 SMALL = {"epoch_steps": 1_000, "total_timesteps": 2_000, "hidden_sizes": [4]}
 
 
-def study(*methods: dict, tasks=(TASK,), seeds=(0, 1), settings=None, **more) -> Study:
+def make_study(*methods: dict, tasks=(TASK,), seeds=(0, 1), settings=None, **more) -> Study:
     fields = {"name": "mine", "question": "Which is better?", "baseline": "TB-DQN"} | more
     return Study(tasks=tasks, methods=methods, seeds=seeds, settings=SMALL | (settings or {}), **fields)
 
@@ -42,12 +45,14 @@ def study(*methods: dict, tasks=(TASK,), seeds=(0, 1), settings=None, **more) ->
 Returns = Callable[[Cell, int], list | None]
 
 
-def lay(folder: Path, asked: Study, returns: Returns, more: Callable[[Cell, int], dict] = lambda *_: {}) -> Path:
-    """The folder of a study. A run with fewer epochs than it must have is not finished; None: it has not begun."""
+def write_study(
+    folder: Path, requested: Study, returns: Returns, more: Callable[[Cell, int], dict] = lambda *_: {}
+) -> Path:
+    """Write the folder of a study. A run with too few epochs is unfinished; a run of None has not started."""
     folder.mkdir(exist_ok=True)
-    (folder / "study.toml").write_text(study_toml(asked))
-    for cell in asked.cells:
-        for seed in asked.seeds:
+    (folder / "study.toml").write_text(study_toml(requested))
+    for cell in requested.cells:
+        for seed in requested.seeds:
             epochs = returns(cell, seed)
             if epochs is not None:
                 whole = len(epochs) == cell.config.num_epochs
@@ -56,16 +61,16 @@ def lay(folder: Path, asked: Study, returns: Returns, more: Callable[[Cell, int]
     return folder
 
 
-def by_method(**sums: list[float]) -> Returns:
-    """Two epochs whose returns sum up to what is given for a method and seed; `TB_DQN` stands for TB-DQN."""
+def returns_by_method(**sums: list[float]) -> Returns:
+    """Return two epochs with the given sum of returns for each method and seed. `TB_DQN` stands for TB-DQN."""
     return lambda cell, seed: [0.25 * (x := sums[cell.method.replace("-", "_")][seed]), 0.75 * x]
 
 
-def made(folder: Path, **options) -> Report:
+def build_report(folder: Path, **options) -> Report:
     return build(collect(folder), Options(**options))[0]
 
 
-def compared(folder: Path, baseline: str | None = None, **options):
+def build_comparison(folder: Path, baseline: str | None = None, **options):
     return build(collect(folder, baseline), Options(**options))[1]
 
 
@@ -84,12 +89,12 @@ def table(report: Report, title: str) -> Table:
     return found
 
 
-def points(chart: Chart) -> dict[str, list[float]]:
+def points_of(chart: Chart) -> dict[str, list[float]]:
     return {name: [round(float(p), 9) for p in series.point] for name, series in chart.series.items()}
 
 
-def assert_drawn(report: Report) -> None:
-    """Both the figures and the page take what they are given."""
+def assert_drawable(report: Report) -> None:
+    """Check that the figures and the page can be drawn."""
     pytest.importorskip("matplotlib")
     pytest.importorskip("plotly")
     for one in report.figures:
@@ -102,13 +107,13 @@ def assert_drawn(report: Report) -> None:
 
 @pytest.fixture(scope="module")
 def four_seeds(tmp_path_factory):
-    """AUCs 10, 20, 30, 40 and 20, 30, 60, 100: without their ends, 25 and 45 on average."""
-    asked = study(TB, TF, seeds=(0, 1, 2, 3))
+    """AUCs are 10, 20, 30, 40 and 20, 30, 60, 100, and their interquartile means 25 and 45."""
+    requested = make_study(TB, TF, seeds=(0, 1, 2, 3))
     folder = tmp_path_factory.mktemp("four") / "study"
-    return lay(folder, asked, by_method(TB_DQN=[30, 10, 40, 20], TF_DQN=[20, 100, 30, 60]))
+    return write_study(folder, requested, returns_by_method(TB_DQN=[30, 10, 40, 20], TF_DQN=[20, 100, 30, 60]))
 
 
-def test_the_headline_worked_out_by_hand(four_seeds):
+def test_headline_by_hand(four_seeds):
     report, found = build(collect(four_seeds), Options())
     assert found.aucs["TB-DQN"].point == pytest.approx(1)
     assert found.aucs["TF-DQN"].point == pytest.approx(45 / 25)
@@ -135,39 +140,39 @@ def test_the_headline_worked_out_by_hand(four_seeds):
     assert free["normalised AUC"] == pytest.approx(found.aucs["TF-DQN"]._asdict())
     assert (based["IQM"], based["P(beats TB-DQN)"]) == (1.25, None)
     assert rows["TB-DQN"]["P(beats TB-DQN)"] == ""
-    # CartPole: 4 inputs, 4 hidden units, 2 actions; the target-based agent keeps them twice.
+    # CartPole with 4 inputs, 4 hidden units and 2 actions; the target-based agent keeps a copy.
     assert [rows[name]["parameters kept"] for name in rows] == ["60", "30"]
     assert report.notes == ()
 
 
-def test_another_baseline_divides_by_itself(four_seeds):
-    found = compared(four_seeds, baseline="TF-DQN")
+def test_scores_are_divided_by_the_chosen_baseline(four_seeds):
+    found = build_comparison(four_seeds, baseline="TF-DQN")
     assert found.aucs["TB-DQN"].point == pytest.approx(25 / 45)
     assert found.aucs["TF-DQN"].point == pytest.approx(1)
     assert found.improvements["TB-DQN"].point == pytest.approx(4 / 16)
 
 
-def test_bars_and_curves_show_the_same_numbers(four_seeds):
-    report = made(four_seeds)
-    assert points(chart(report, "auc")) == {"TB-DQN": [1.0], "TF-DQN": [1.8]}
+def test_figures_and_tables_show_the_same_numbers(four_seeds):
+    report = build_report(four_seeds)
+    assert points_of(chart(report, "auc")) == {"TB-DQN": [1.0], "TF-DQN": [1.8]}
     assert chart(report, "auc").reference == 1
     curves = chart(report, "curves")
-    assert points(curves) == {"TB-DQN": [0.625, 1.875], "TF-DQN": [1.125, 3.375]}
+    assert points_of(curves) == {"TB-DQN": [0.625, 1.875], "TF-DQN": [1.125, 3.375]}
     np.testing.assert_array_equal(curves.series["TB-DQN"].x, [1000, 2000])
     assert curves.xlabel == "agent steps"
-    assert points(chart(report, "improvement")) == {"TF-DQN": [0.75]}
+    assert points_of(chart(report, "improvement")) == {"TF-DQN": [0.75]}
     profile = chart(report, "profile").series["TF-DQN"]
     assert profile.x[[0, -1]].tolist() == [0, 5]
     np.testing.assert_allclose(profile.point, [np.mean(np.array([1, 1.5, 3, 5]) > x) for x in profile.x])
     tasks = chart(report, "tasks")
-    assert points(tasks)["TF-DQN"] == [0.25 * 52.5, 0.75 * 52.5]
+    assert points_of(tasks)["TF-DQN"] == [0.25 * 52.5, 0.75 * 52.5]
     assert tasks.series["TF-DQN"].seeds.tolist() == [[5, 15], [25, 75], [7.5, 22.5], [15, 45]]
-    assert points(chart(report, "parameters")) == {"TB-DQN": [60], "TF-DQN": [30]}
+    assert points_of(chart(report, "parameters")) == {"TB-DQN": [60], "TF-DQN": [30]}
     assert table(report, "Mean return over training").rows[0][1].startswith("12.5 [")
 
 
 @pytest.mark.parametrize(
-    ("cells", "said"),
+    ("cells", "texts"),
     [
         ((0.171, Interval(0.2, 0.045, 1.0), -0.0004), ["0.17", "0.20 [0.04, 1.00]", "0.00"]),
         ((0.016, 0.0034, 5e-16), ["0.016", "0.003", "0.000"]),
@@ -177,33 +182,33 @@ def test_bars_and_curves_show_the_same_numbers(four_seeds):
         ((0.0, np.nan), ["0.00", "nan"]),
     ],
 )
-def test_the_numbers_of_a_column_have_as_many_decimals(cells, said):
+def test_numbers_of_a_column_have_the_same_number_of_decimals(cells, texts):
     rows = Table("", ("",), tuple((cell,) for cell in cells)).rows
-    assert [word for (word,) in rows] == said
+    assert [text for (text,) in rows] == texts
 
 
-def test_several_tasks_are_pooled_on_one_scale(tmp_path):
+def test_several_tasks_are_pooled_on_a_common_scale(tmp_path):
     second = {"env_id": "Acrobot-v1", "random_score": -500.0, "reference_score": -100.0}
-    asked = study(TB, TF, tasks=(TASK, second))
+    requested = make_study(TB, TF, tasks=(TASK, second))
 
     def returns(cell, seed):
         if cell.task == "CartPole-v1":
             return [5, 15] if cell.method == "TB-DQN" else [10, 30]  # AUC 2 and 4
         return [-300, -300] if cell.method == "TB-DQN" else [-500, -300]  # AUC 1 and 0.5
 
-    found = compared(lay(tmp_path / "s", asked, returns))
+    found = build_comparison(write_study(tmp_path / "s", requested, returns))
     assert found.scores["TF-DQN"].tolist() == [[[1, 3], [0, 0.5]]] * 2
-    # Of four runs the ends are left out: (1 + 2) / 2 and (0.5 + 4) / 2.
+    # The IQM drops the lowest and the highest of four runs: (1 + 2) / 2 and (0.5 + 4) / 2.
     assert found.aucs["TF-DQN"].point == pytest.approx(2.25 / 1.5)
-    assert found.words.startswith(
-        "IQM over 2 tasks x 2 seeds, 95 % stratified bootstrap intervals (of 2 seeds, so not to be relied on); 0 is"
+    assert found.caption.startswith(
+        "IQM over 2 tasks x 2 seeds, 95 % stratified bootstrap intervals (unreliable with only 2 seeds); 0 is"
     )
 
 
-def test_atari_is_human_normalised_and_counted_in_frames(tmp_path):
-    asked = study(TB, TF, tasks=({"env_id": "ALE/Breakout-v5"},), settings={"hidden_sizes": []})
+def test_atari_is_human_normalised_with_frames_on_the_x_axis(tmp_path):
+    requested = make_study(TB, TF, tasks=({"env_id": "ALE/Breakout-v5"},), settings={"hidden_sizes": []})
     folder = tmp_path / "s"
-    lay(folder, asked, lambda cell, _: [16.1, 30.5] if cell.method == "TB-DQN" else [1.7, 16.1])
+    write_study(folder, requested, lambda cell, _: [16.1, 30.5] if cell.method == "TB-DQN" else [1.7, 16.1])
     found = collect(folder)
     report, comparison = build(found, Options())
     np.testing.assert_allclose(comparison.scores["TB-DQN"][0], [[0.5, 1]])
@@ -214,12 +219,16 @@ def test_atari_is_human_normalised_and_counted_in_frames(tmp_path):
         assert chart(report, name).series["TB-DQN"].x.tolist() == [4000, 8000]
 
 
-def test_one_seed_has_no_interval_and_it_is_said(tmp_path):
-    report = made(
-        lay(tmp_path / "s", study(TB, TF, seeds=(5,)), lambda cell, _: [1, 3] if cell.method[:2] == "TB" else [2, 4])
+def test_one_seed_has_no_interval_and_the_caption_says_so(tmp_path):
+    report = build_report(
+        write_study(
+            tmp_path / "s",
+            make_study(TB, TF, seeds=(5,)),
+            lambda cell, _: [1, 3] if cell.method[:2] == "TB" else [2, 4],
+        )
     )
     assert report.headline.rows[1][1:3] == ("1.50", "1.00")
-    assert "1 task x 1 seed, without intervals, which need more seeds;" in report.headline.caption
+    assert "1 task x 1 seed, no intervals (only one seed);" in report.headline.caption
     for name in ("auc", "curves", "profile", "improvement", "tasks"):
         assert all(series.low is None and series.high is None for series in chart(report, name).series.values())
     assert table(report, "Mean return over training").rows[1] == ("TF-DQN", "3.00")
@@ -234,9 +243,9 @@ def test_one_seed_has_no_interval_and_it_is_said(tmp_path):
         ({"env_id": "ALE/Pong-v5"}, [50, 100], "share of training in %"),
     ],
 )
-def test_tasks_of_different_lengths_share_an_axis_that_is_true_of_all(tmp_path, second, x, xlabel):
-    asked = study(TB, tasks=(TASK, {"random_score": 0.0, "reference_score": 10.0, **second}))
-    report = made(lay(tmp_path / "s", asked, lambda *_: [5, 15]))
+def test_tasks_of_different_lengths_share_a_valid_x_axis(tmp_path, second, x, xlabel):
+    requested = make_study(TB, tasks=(TASK, {"random_score": 0.0, "reference_score": 10.0, **second}))
+    report = build_report(write_study(tmp_path / "s", requested, lambda *_: [5, 15]))
     assert chart(report, "curves").xlabel == xlabel
     assert chart(report, "curves").series["TB-DQN"].x.tolist() == x
 
@@ -246,36 +255,36 @@ def test_tasks_of_different_lengths_share_an_axis_that_is_true_of_all(tmp_path, 
 
 def test_each_panel_is_divided_by_its_own_baseline(tmp_path):
     types = {"compute_dtype": ["float32", "bfloat16"]}
-    asked = study({**TB, **types}, {**TF, **types}, panels="compute_dtype")
+    requested = make_study({**TB, **types}, {**TF, **types}, panels="compute_dtype")
     sums = {"TB-DQN, float32": 10, "TF-DQN, float32": 5, "TB-DQN, bfloat16": 20, "TF-DQN, bfloat16": 30}
-    report = made(lay(tmp_path / "s", asked, lambda cell, _: [sums[cell.method] / 2] * 2))
+    report = build_report(write_study(tmp_path / "s", requested, lambda cell, _: [sums[cell.method] / 2] * 2))
     first, second = figure(report, "auc").charts
-    assert (first.title, points(first)) == ("float32", {"TB-DQN": [1], "TF-DQN": [0.5]})
-    assert (second.title, points(second)) == ("bfloat16", {"TB-DQN": [1], "TF-DQN": [1.5]})
+    assert (first.title, points_of(first)) == ("float32", {"TB-DQN": [1], "TF-DQN": [0.5]})
+    assert (second.title, points_of(second)) == ("bfloat16", {"TB-DQN": [1], "TF-DQN": [1.5]})
     for name in ("curves", "profile", "tasks"):
         panels = {c.title.split(", ")[-1]: list(c.series) for c in figure(report, name).charts}
         assert panels == {"float32": ["TB-DQN", "TF-DQN"], "bfloat16": ["TB-DQN", "TF-DQN"]}, name
-    assert points(chart(report, "improvement")) == {"TF-DQN, float32": [0], "TF-DQN, bfloat16": [1]}
-    assert list(chart(report, "parameters").series) == ["TB-DQN", "TF-DQN"], "the same in both"
+    assert points_of(chart(report, "improvement")) == {"TF-DQN, float32": [0], "TF-DQN, bfloat16": [1]}
+    assert list(chart(report, "parameters").series) == ["TB-DQN", "TF-DQN"], "the sizes are the same in both panels"
     assert [row[0] for row in report.headline.rows] == list(sums)
 
 
 def test_a_panel_without_the_baseline_is_refused(tmp_path):
-    asked = study({**TB, "compute_dtype": ["float32", "bfloat16"]}, TF, panels="compute_dtype")
-    lay(tmp_path / "s", asked, lambda *_: [1, 2])
+    requested = make_study({**TB, "compute_dtype": ["float32", "bfloat16"]}, TF, panels="compute_dtype")
+    write_study(tmp_path / "s", requested, lambda *_: [1, 2])
     with pytest.raises(
         UserError, match=r"The baseline 'TF-DQN' is not a method of the panel 'bfloat16'; did you mean TB"
     ):
         collect(tmp_path / "s", "TF-DQN")
 
 
-def test_an_ablation_is_a_line_for_what_varies_and_a_level_for_what_does_not(tmp_path):
+def test_an_ablation_has_lines_over_its_setting_and_levels_for_other_methods(tmp_path):
     periods = {"target_update_period": [400, 100, 200]}
-    asked = study({**TB, **periods}, TF, along="target_update_period", baseline="TB-DQN, T=200")
+    requested = make_study({**TB, **periods}, TF, along="target_update_period", baseline="TB-DQN, T=200")
     sums = {"TB-DQN, T=100": 4, "TB-DQN, T=200": 8, "TB-DQN, T=400": 6, "TF-DQN": 2}
-    report = made(lay(tmp_path / "s", asked, lambda cell, _: [sums[cell.method] / 2] * 2))
+    report = build_report(write_study(tmp_path / "s", requested, lambda cell, _: [sums[cell.method] / 2] * 2))
     drawn = chart(report, "ablation")
-    assert points(drawn) == {"TF-DQN": [0.25], "TB-DQN": [0.5, 1, 0.75]}
+    assert points_of(drawn) == {"TF-DQN": [0.25], "TB-DQN": [0.5, 1, 0.75]}
     assert drawn.series["TB-DQN"].x.tolist() == [100, 200, 400]
     assert (drawn.xlabel, drawn.log_x, drawn.reference) == ("target update period T", True, 1)
     assert not any(f.name == "auc" for f in report.figures)
@@ -283,7 +292,7 @@ def test_an_ablation_is_a_line_for_what_varies_and_a_level_for_what_does_not(tmp
 
 def test_an_ablation_over_heads_by_width(tmp_path):
     widths = {"width_factor": [1.0, 2.0]}
-    asked = study(
+    requested = make_study(
         {**TF, **widths},
         {**IS, "num_bellman_iterations": [1, 3], **widths},
         along="num_bellman_iterations",
@@ -295,67 +304,67 @@ def test_an_ablation_over_heads_by_width(tmp_path):
         heads = 0 if cell.method.startswith("TF") else cell.config.num_bellman_iterations
         return [cell.config.width_factor + heads] * 2
 
-    report = made(lay(tmp_path / "s", asked, returns))
+    report = build_report(write_study(tmp_path / "s", requested, returns))
     first, second = figure(report, "ablation").charts
-    assert (first.title, points(first)) == ("width x1", {"TF-DQN": [1], "iS-DQN": [2, 4]})
-    assert (second.title, points(second)) == ("width x2", {"TF-DQN": [1], "iS-DQN": [1.5, 2.5]})
+    assert (first.title, points_of(first)) == ("width x1", {"TF-DQN": [1], "iS-DQN": [2, 4]})
+    assert (second.title, points_of(second)) == ("width x2", {"TF-DQN": [1], "iS-DQN": [1.5, 2.5]})
     assert second.series["iS-DQN"].x.tolist() == [1, 3]
     assert second.xlabel == "K"
-    first, second = figure(report, "ablation-tasks").charts  # as the environment counts
-    assert (first.title, points(first)) == ("CartPole-v1, width x1", {"TF-DQN": [1], "iS-DQN": [2, 4]})
-    assert (second.title, points(second)) == ("CartPole-v1, width x2", {"TF-DQN": [2], "iS-DQN": [3, 5]})
-    assert_drawn(report)
+    first, second = figure(report, "ablation-tasks").charts  # not normalised
+    assert (first.title, points_of(first)) == ("CartPole-v1, width x1", {"TF-DQN": [1], "iS-DQN": [2, 4]})
+    assert (second.title, points_of(second)) == ("CartPole-v1, width x2", {"TF-DQN": [2], "iS-DQN": [3, 5]})
+    assert_drawable(report)
 
 
-def test_an_ablation_that_begins_at_zero_has_no_logarithm(tmp_path):
-    asked = study({**TB, "learning_rate": [0.0, 0.1]}, along="learning_rate", baseline="TB-DQN, lr=0")
-    drawn = chart(made(lay(tmp_path / "s", asked, lambda *_: [1, 2])), "ablation")
+def test_an_ablation_that_includes_zero_has_a_linear_axis(tmp_path):
+    requested = make_study({**TB, "learning_rate": [0.0, 0.1]}, along="learning_rate", baseline="TB-DQN, lr=0")
+    drawn = chart(build_report(write_study(tmp_path / "s", requested, lambda *_: [1, 2])), "ablation")
     assert drawn.series["TB-DQN"].x.tolist() == [0, 0.1]
     assert (drawn.log_x, drawn.xlabel) == (False, "learning rate")
 
 
-# -- what is missing ------------------------------------------------------------------------------------------------
+# -- missing runs ----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def unfinished(tmp_path_factory):
-    """Three epochs are asked for; TB seed 2 is in its second, and TF seed 1 has not begun."""
-    asked = study(TB, TF, seeds=(0, 1, 2), settings={"total_timesteps": 3_000})
-    holes = {("TB-DQN", 2): [4, 99], ("TF-DQN", 1): None}
+    """A study of three epochs, in which TB seed 2 is in its second one and TF seed 1 has not started."""
+    requested = make_study(TB, TF, seeds=(0, 1, 2), settings={"total_timesteps": 3_000})
+    incomplete = {("TB-DQN", 2): [4, 99], ("TF-DQN", 1): None}
     folder = tmp_path_factory.mktemp("unfinished") / "study"
-    return lay(folder, asked, lambda cell, seed: holes.get((cell.method, seed), [2 + seed, 4, 5]))
+    return write_study(folder, requested, lambda cell, seed: incomplete.get((cell.method, seed), [2 + seed, 4, 5]))
 
 
 @pytest.mark.parametrize(
-    ("missing", "seeds", "returns", "said"),
+    ("missing", "seeds", "returns", "sentences"),
     [
         ("drop", [0], [[2, 4, 5]], ["Left out: seeds 1-2, because 2 of 6 runs are"]),
         ("truncate", [0, 2], [[2], [4]], ["Left out: seed 1, because 1 of 6 runs are", "first 1 of 3 epochs."]),
     ],
 )
-def test_what_was_dropped_or_cut_is_said_with_every_number(unfinished, missing, seeds, returns, said):
+def test_dropped_and_truncated_runs_are_noted_with_every_number(unfinished, missing, seeds, returns, sentences):
     report, found = build(collect(unfinished), Options(missing=missing))
     assert list(found.results.seeds) == seeds
     assert chart(report, "tasks").series["TB-DQN"].seeds.tolist() == returns
-    told = [shown.remark for shown in (overview(report), *report.figures) if shown.name != "parameters"]
-    told += [report.headline.remark, table(report, "Mean return over training").remark, " ".join(report.notes)]
-    assert len(told) == 9
-    for remark in told:
-        assert all(words in remark for words in said), remark
-    assert report.notes[-1] == "Of 6 runs, not finished: 1, not begun: 1; see the table of what ran."
-    assert table(report, "What ran and what did not").rows == (
+    remarks = [shown.remark for shown in (overview(report), *report.figures) if shown.name != "parameters"]
+    remarks += [report.headline.remark, table(report, "Mean return over training").remark, " ".join(report.notes)]
+    assert len(remarks) == 9
+    for remark in remarks:
+        assert all(sentence in remark for sentence in sentences), remark
+    assert report.notes[-1] == "Of 6 runs, unfinished: 1, not started: 1; see the table of runs."
+    assert table(report, "Runs").rows == (
         ("CartPole-v1", "TB-DQN", "0-1", "2", "", "1 min 20 s"),
         ("CartPole-v1", "TF-DQN", "0, 2", "", "1", "1 min"),
     )
 
 
 def test_runs_without_a_common_scale_are_shown_task_by_task(tmp_path):
-    """The baseline plays as if at random, so that nothing can be divided by it."""
-    asked = study(TB, TF, tasks=({"env_id": "MountainCar-v0"},), seeds=(0, 1, 2))
-    holes = {("TF-DQN", 1): None}
-    lay(tmp_path / "s", asked, lambda cell, seed: holes.get((cell.method, seed), [-200, -200]))
+    """The baseline is no better than random play, so scores cannot be divided by it."""
+    requested = make_study(TB, TF, tasks=({"env_id": "MountainCar-v0"},), seeds=(0, 1, 2))
+    incomplete = {("TF-DQN", 1): None}
+    write_study(tmp_path / "s", requested, lambda cell, seed: incomplete.get((cell.method, seed), [-200, -200]))
     with pytest.raises(UserError, match="1 of 6 runs"):
-        made(tmp_path / "s")
+        build_report(tmp_path / "s")
     report, found = build(collect(tmp_path / "s"), Options(missing="drop"))
     assert found is None
     assert report.headline.title == "Mean return over training"
@@ -367,70 +376,74 @@ def test_runs_without_a_common_scale_are_shown_task_by_task(tmp_path):
     assert "Left out: seed 1," in figure(report, "tasks").remark
 
 
-def test_a_baseline_below_random_play_is_not_divided_by(tmp_path):
-    folder = lay(tmp_path / "s", study(TB, TF), by_method(TB_DQN=[-3, -5], TF_DQN=[10, 10]))
+def test_methods_are_not_compared_with_a_baseline_below_random_play(tmp_path):
+    folder = write_study(tmp_path / "s", make_study(TB, TF), returns_by_method(TB_DQN=[-3, -5], TF_DQN=[10, 10]))
     report, found = build(collect(folder), Options())
     assert found is None
     assert report.notes[0].startswith(
-        "Nothing can be divided by TB-DQN: the IQM of its area under the curve is -0.4, where"
+        "Methods cannot be compared with TB-DQN: the IQM of its area under the curve is -0.4 and must be above 0, where"
     )
 
 
-def test_protocols_are_pooled_only_when_asked_and_then_it_is_said(tmp_path):
+def test_protocols_are_pooled_only_if_allowed_and_then_noted(tmp_path):
     games = tuple({"env_id": f"ALE/{game}-v5"} for game in ("Pong", "Breakout"))
     protocols = {"ALE/Pong-v5": "machado2018-v1", "ALE/Breakout-v5": "streaming-v1"}
     folder = tmp_path / "s"
-    lay(folder, study(TB, tasks=games), lambda *_: [20, 20], lambda cell, _: {"protocol": protocols[cell.task]})
+    write_study(
+        folder, make_study(TB, tasks=games), lambda *_: [20, 20], lambda cell, _: {"protocol": protocols[cell.task]}
+    )
     with pytest.raises(UserError, match="played under different protocols, machado2018-v1 and streaming-v1,"):
-        made(folder)
-    report = made(folder, pool_protocols=True)
+        build_report(folder)
+    report = build_report(folder, pool_protocols=True)
     assert report.notes == ("Pooled: runs of ALE under machado2018-v1 and streaming-v1.",)
     assert all(report.notes[0] == f.remark for f in report.figures if f.name != "parameters")
 
 
-def test_a_run_that_is_not_what_the_study_asks_for_is_refused(tmp_path):
-    asked = study(TB, TF)
-    lay(tmp_path / "s", asked, lambda *_: [1, 2])
-    (tmp_path / "s" / "study.toml").write_text(study_toml(asked.replace(settings=SMALL | {"discount": 0.5})))
+def test_a_run_with_other_settings_than_the_study_is_refused(tmp_path):
+    requested = make_study(TB, TF)
+    write_study(tmp_path / "s", requested, lambda *_: [1, 2])
+    (tmp_path / "s" / "study.toml").write_text(study_toml(requested.replace(settings=SMALL | {"discount": 0.5})))
     with pytest.raises(
         UserError, match=r"seed-0 has discount = 0\.99, and the study says 0\.5; choose another folder, or move"
     ):
         collect(tmp_path / "s")
 
 
-# -- what was recorded during training -----------------------------------------------------------------------------
+# -- metrics over training -------------------------------------------------------------------------------------------
 
 
 STEPS = [1000, 1500, 2000]
 
 
-def probed(tmp_path: Path, columns: Callable[[Cell, int], dict], *methods: dict, **more) -> Report:
-    asked = study(*methods, settings={"analysis": True}, **more)
-    return made(
-        lay(tmp_path / "s", asked, lambda *_: [1, 2], lambda *key: {"metrics": {"step": STEPS, **columns(*key)}})
+def report_with_metrics(tmp_path: Path, columns: Callable[[Cell, int], dict], *methods: dict, **more) -> Report:
+    requested = make_study(*methods, settings={"analysis": True}, **more)
+    return build_report(
+        write_study(
+            tmp_path / "s", requested, lambda *_: [1, 2], lambda *key: {"metrics": {"step": STEPS, **columns(*key)}}
+        )
     )
 
 
 def test_probes_are_means_over_seeds_where_all_seeds_have_them(tmp_path):
     def columns(cell, seed):
-        first = "" if seed == 0 else 7  # a seed that had not learned yet
+        first = "" if seed == 0 else 7  # a seed that has not learned yet
         return {"effective_rank": [first, 10 + seed, 20 + seed], "dormant_share": [0.5, 0.5, 0.25]}
 
-    report = probed(tmp_path, columns, TB)
+    report = report_with_metrics(tmp_path, columns, TB)
     drawn = chart(report, "effective-rank")
-    assert points(drawn) == {"TB-DQN": [10.5, 20.5]}
+    assert points_of(drawn) == {"TB-DQN": [10.5, 20.5]}
     assert drawn.series["TB-DQN"].x.tolist() == [1500, 2000]
     assert drawn.series["TB-DQN"].low.tolist() == [10, 20]
     assert (drawn.title, drawn.xlabel) == ("CartPole-v1", "agent steps")
-    assert points(chart(report, "dormant-share")) == {"TB-DQN": [0.5, 0.5, 0.25]}
+    assert points_of(chart(report, "dormant-share")) == {"TB-DQN": [0.5, 0.5, 0.25]}
     assert not any(f.name in ("gradient-cosine", "target-churn", "weights") for f in report.figures)
 
 
-def test_of_many_rows_neighbours_are_averaged(tmp_path):
+def test_adjacent_rows_of_long_runs_are_averaged(tmp_path):
     steps = list(range(1, 602))
     rank = {"step": steps, "effective_rank": steps}
-    asked = study(TB)
-    report = made(lay(tmp_path / "s", asked, lambda *_: [1, 2], lambda *_: {"metrics": rank}))
+    requested = make_study(TB)
+    report = build_report(write_study(tmp_path / "s", requested, lambda *_: [1, 2], lambda *_: {"metrics": rank}))
     line = chart(report, "effective-rank").series["TB-DQN"]
     assert line.x.tolist() == list(range(3, 601, 3))
     assert line.point.tolist() == list(range(2, 600, 3))
@@ -438,28 +451,30 @@ def test_of_many_rows_neighbours_are_averaged(tmp_path):
 
 def test_churn_is_divided_by_that_of_the_target_free_agent_at_the_same_step(tmp_path):
     churn = {"TB-DQN": ["", 0, 0], "TF-DQN": ["", 2, 4], "iS-DQN K=1": [9, 1, 3]}
-    report = probed(
+    report = report_with_metrics(
         tmp_path,
         lambda cell, seed: {"target_churn_held_out": [c and c * (1 + 2 * seed) for c in churn[cell.method]]},
         *(TB, TF, IS),
     )
     drawn = chart(report, "target-churn")
-    # Seeds are c and 3 c: the target-free agent has 4 and 8 on average.
-    assert points(drawn) == {"TB-DQN": [0, 0], "TF-DQN": [1, 1], "iS-DQN K=1": [0.5, 0.75]}
+    # The seeds have churn c and 3 c, so the mean of the target-free agent is 4 and then 8.
+    assert points_of(drawn) == {"TB-DQN": [0, 0], "TF-DQN": [1, 1], "iS-DQN K=1": [0.5, 0.75]}
     assert all(series.x.tolist() == [1500, 2000] for series in drawn.series.values())
     assert drawn.series["iS-DQN K=1"].high.tolist() == [0.75, 1.125]
     assert (drawn.ylabel, drawn.reference) == ("target churn / that of TF", 1)
     shown = table(report, "Probes")
     column = shown.columns.index("target churn")
     means = {row[1]: row[column].point for row in shown.values}
-    # At the two steps that both have: 0.5 and 0.75, as drawn.
+    # The mean of 0.5 and 0.75, at the two steps that both agents have.
     assert means == pytest.approx({"TB-DQN": 0, "TF-DQN": 1, "iS-DQN K=1": 0.625})
-    assert_drawn(report)
+    assert_drawable(report)
 
 
-def test_the_numbers_of_a_figure_are_a_table_too(tmp_path):
+def test_the_data_of_a_figure_are_written_as_csv(tmp_path):
     level, line = Series(np.array([0.5])), Series(np.array([1.0, np.nan]), x=np.array([10.0, 20.0]), low=np.zeros(2))
-    write_numbers(tmp_path / "a.csv", Figure("a", "", "", (Chart("lines", {"b": level, "c, d": line}, title="panel"),)))
+    write_figure_csv(
+        tmp_path / "a.csv", Figure("a", "", "", (Chart("lines", {"b": level, "c, d": line}, title="panel"),))
+    )
     assert (tmp_path / "a.csv").read_text().splitlines() == [
         "panel,label,x,point,low,high",
         "panel,b,,0.5,,",
@@ -468,26 +483,32 @@ def test_the_numbers_of_a_figure_are_a_table_too(tmp_path):
     ]
 
 
-def test_churn_without_a_target_free_agent_is_shown_as_it_is(tmp_path):
-    drawn = chart(probed(tmp_path, lambda *_: {"target_churn_held_out": [1, 2, 3]}, TB, IS), "target-churn")
-    assert points(drawn) == {"TB-DQN": [1, 2, 3], "iS-DQN K=1": [1, 2, 3]}
+def test_churn_without_a_target_free_agent_is_not_divided(tmp_path):
+    drawn = chart(
+        report_with_metrics(tmp_path, lambda *_: {"target_churn_held_out": [1, 2, 3]}, TB, IS), "target-churn"
+    )
+    assert points_of(drawn) == {"TB-DQN": [1, 2, 3], "iS-DQN K=1": [1, 2, 3]}
     assert (drawn.ylabel, drawn.reference) == ("target churn", None)
 
 
-def test_churn_with_two_target_free_agents_is_divided_by_neither(tmp_path):
+def test_churn_with_two_target_free_agents_is_not_divided(tmp_path):
     other = {**TF, "name": "TF-DQN, other", "learning_rate": 0.5}
-    drawn = chart(probed(tmp_path, lambda *_: {"target_churn_held_out": [1, 2, 3]}, TB, TF, other), "target-churn")
-    assert points(drawn)["TF-DQN"] == [1, 2, 3]
+    drawn = chart(
+        report_with_metrics(tmp_path, lambda *_: {"target_churn_held_out": [1, 2, 3]}, TB, TF, other), "target-churn"
+    )
+    assert points_of(drawn)["TF-DQN"] == [1, 2, 3]
     assert drawn.ylabel == "target churn"
 
 
-def test_cosines_are_those_of_the_shared_agent_with_the_fewest_heads(tmp_path):
+def test_cosines_are_those_of_the_shared_agent_with_the_smallest_k(tmp_path):
     def columns(cell, _):
         k = cell.config.num_bellman_iterations
         return {"gradient_cosine_own_tb": [0.1 * k] * 3, "gradient_cosine_tf_tb": [0.01 * k] * 3}
 
-    drawn = chart(probed(tmp_path, columns, TB, {**IS, "num_bellman_iterations": [3, 2]}), "gradient-cosine")
-    assert points(drawn) == {"iS-DQN K=2 and target-based": [0.2] * 3, "target-free and target-based": [0.02] * 3}
+    drawn = chart(
+        report_with_metrics(tmp_path, columns, TB, {**IS, "num_bellman_iterations": [3, 2]}), "gradient-cosine"
+    )
+    assert points_of(drawn) == {"iS-DQN K=2 and target-based": [0.2] * 3, "target-free and target-based": [0.02] * 3}
 
 
 def test_learned_weights_have_a_line_for_each_pair(tmp_path):
@@ -498,9 +519,10 @@ def test_learned_weights_have_a_line_for_each_pair(tmp_path):
         return {"pair_weight_1": [1, 1.5, 1.75], "pair_weight_2": [1, 0.5, 0.25]} if learns else {}
 
     drawn = chart(
-        probed(tmp_path, columns, {**IS, "num_bellman_iterations": 2}, meta, baseline="iS-DQN K=2"), "weights"
+        report_with_metrics(tmp_path, columns, {**IS, "num_bellman_iterations": 2}, meta, baseline="iS-DQN K=2"),
+        "weights",
     )
-    assert points(drawn) == {"pair 1": [1, 1.5, 1.75], "pair 2": [1, 0.5, 0.25]}
+    assert points_of(drawn) == {"pair 1": [1, 1.5, 1.75], "pair 2": [1, 0.5, 0.25]}
     assert (drawn.title, drawn.reference) == ("CartPole-v1", 1)
 
 
@@ -508,10 +530,10 @@ def test_learned_weights_have_a_line_for_each_pair(tmp_path):
 
 
 def test_energy_by_hand(tmp_path):
-    """Two seeds of one program: they share its 2 hours, its 2 cores and its 3 GB."""
+    """Two seeds of one program share its 2 hours, its 2 cores and its 3 GB."""
     metrics = {"step": [1000, 2000], "seconds": [100, 7200], "memory_mb": [3000, 2000]}
     both = {"metrics": metrics, "cores": 2, "trained_with": [".", "../seed-1"]}
-    found = collect(lay(tmp_path / "s", study(TB), lambda *_: [1, 2], lambda *_: both))
+    found = collect(write_study(tmp_path / "s", make_study(TB), lambda *_: [1, 2], lambda *_: both))
     shown = tables.energy(found.runs)
     assert shown.rows == (
         ("core hours", "4.00"),
@@ -521,35 +543,35 @@ def test_energy_by_hand(tmp_path):
     )
     assert "(core hours x 12 W + GB hours x 0.3725 W) x 1.67" in shown.caption
     assert "CO2e = energy x 475 g/kWh" in shown.caption
-    assert tables.what_ran(found).rows[0][-1] == "2 h"
+    assert tables.runs(found).rows[0][-1] == "2 h"
 
 
 def test_work_and_time_by_hand(tmp_path, monkeypatch):
     monkeypatch.setattr(tables, "_flops", lambda config, _: 2e6 if config.scheme == "target-based" else 3e6)
-    rates = {0: [1, 500, 500], 1: [1, 250, 9999]}  # the first row holds compiling
-    folder = lay(
+    rates = {0: [1, 500, 500], 1: [1, 250, 9999]}  # the first row includes compilation
+    folder = write_study(
         tmp_path / "s",
-        study(TB, TF, flops=True),
+        make_study(TB, TF, flops=True),
         lambda *_: [1, 2],
         lambda _, seed: {"metrics": {"step": STEPS, "steps_per_second": rates[seed]}},
     )
-    report = made(folder)
+    report = build_report(folder)
     flops, hours = figure(report, "work").charts
-    assert points(flops) == {"TB-DQN": [2e6], "TF-DQN": [3e6]}
+    assert points_of(flops) == {"TB-DQN": [2e6], "TF-DQN": [3e6]}
     for shown in hours.series.values():  # a million steps take 2,000 s at 500 a second, and 4,000 s at 250
         assert np.concatenate([shown.low, shown.point, shown.high]) * 3600 == pytest.approx([2000, 3000, 4000])
-    assert table(report, "Work").rows[0] == ("CartPole-v1", "TB-DQN", "2.0", "375", "0.83")
+    assert table(report, "Compute and time").rows[0] == ("CartPole-v1", "TB-DQN", "2.0", "375", "0.83")
 
 
 def test_sizes_of_networks_and_the_memory_of_processes(four_seeds):
-    rows = table(made(four_seeds), "Parameters and memory").rows
+    rows = table(build_report(four_seeds), "Parameters and memory").rows
     assert [row[1:4] for row in rows] == [("TB-DQN", "30", "30"), ("TF-DQN", "30", "0")]
     assert [row[-1] for row in rows] == ["250", "250"]
 
 
 def test_a_report_can_be_made_where_the_environment_is_not_installed(tmp_path):
-    asked = study(TB, TF, tasks=({**TASK, "env_id": "nowhere/Gone-v0"},))
-    report = made(lay(tmp_path / "s", asked, by_method(TB_DQN=[10, 10], TF_DQN=[5, 5])))
+    requested = make_study(TB, TF, tasks=({**TASK, "env_id": "nowhere/Gone-v0"},))
+    report = build_report(write_study(tmp_path / "s", requested, returns_by_method(TB_DQN=[10, 10], TF_DQN=[5, 5])))
     assert [row[1] for row in report.headline.rows] == ["1.00 [1.00, 1.00]", "0.50 [0.50, 0.50]"]
     assert [row[-1] for row in report.headline.rows] == ["", ""]
     assert not any(f.name == "parameters" for f in report.figures)
@@ -563,21 +585,25 @@ def test_versions_and_commands_are_shown_without_folders(tmp_path):
         2: "/usr/lib/python3/isqn/__main__.py resume out/runs/b/seed-2",
     }
     summary = {"python": "3.11.7", "versions": {"isqn": "0.1.0", "jax": "0.9"}, "device": "cpu:0", "git": "a" * 40}
-    asked = study(TB, seeds=(0, 1, 2))
-    report = made(lay(tmp_path / "s", asked, lambda *_: [1, 2], lambda _, seed: {"command": commands[seed], **summary}))
+    requested = make_study(TB, seeds=(0, 1, 2))
+    report = build_report(
+        write_study(
+            tmp_path / "s", requested, lambda *_: [1, 2], lambda _, seed: {"command": commands[seed], **summary}
+        )
+    )
     assert table(report, "Commands").rows == (
         ("isqn study study.toml", "1"),
         ("isqn resume out/runs/b/seed-1", "1"),
         ("isqn resume out/runs/b/seed-2", "1"),
     )
-    assert table(report, "Made with").rows == (
+    assert table(report, "Software and devices").rows == (
         ("python 3.11.7, isqn 0.1.0, jax 0.9", "gymnasium", "cpu:0", "a" * 12, "3"),
     )
-    assert report.configs["study.toml"] == study_toml(asked)
-    of_a_run = (tmp_path / "s" / "runs" / "CartPole-v1" / "TB-DQN" / "seed-0" / "config.toml").read_text()
-    assert report.configs["CartPole-v1, TB-DQN, seed 0"] == of_a_run
-    named = collect(lay(tmp_path / "t", asked.replace(name="online-ln", scale="mini"), lambda *_: [1, 2]))
-    assert named.about == "Which is better?"
+    assert report.configs["study.toml"] == study_toml(requested)
+    config_text = (tmp_path / "s" / "runs" / "CartPole-v1" / "TB-DQN" / "seed-0" / "config.toml").read_text()
+    assert report.configs["CartPole-v1, TB-DQN, seed 0"] == config_text
+    named = collect(write_study(tmp_path / "t", requested.replace(name="online-ln", scale="mini"), lambda *_: [1, 2]))
+    assert named.description == "Which is better?"
 
 
 def test_the_command_of_a_study_of_the_paper():
@@ -590,86 +616,90 @@ def test_the_command_of_a_study_of_the_paper():
     assert command(plain.replace(tasks=({"env_id": "MountainCar-v0"},))) == "isqn study study.toml"
 
 
-# -- a plain folder of runs -----------------------------------------------------------------------------------------
+# -- a folder of runs without a study --------------------------------------------------------------------------------
 
 
-def plain(root: Path, *runs: tuple[str, Config], epochs=(30, 40), **more) -> Path:
+def write_runs(root: Path, *runs: tuple[str, DqnConfig], epochs=(30, 40), **more) -> Path:
     for name, settings in runs:
         write_run(root / name, settings, list(epochs)[: settings.num_epochs], **more)
     return root
 
 
-def small(scheme: str, seed: int = 0, **settings) -> Config:
+def small_config(scheme: str, seed: int = 0, **settings) -> DqnConfig:
     return config(seed=seed, **{"epochs": 2, "scheme": scheme, "hidden_sizes": (4,)} | settings)
 
 
-def test_a_plain_folder_of_runs_is_compared_too(tmp_path):
-    shared = [(f"k{k}", small("iterated-shared", num_bellman_iterations=k)) for k in (9, 49, 3)]
-    root = plain(tmp_path / "runs", *shared, ("free", small("target-free")), ("based", small("target-based")))
+def test_a_folder_of_runs_without_a_study_is_compared(tmp_path):
+    shared = [(f"k{k}", small_config("iterated-shared", num_bellman_iterations=k)) for k in (9, 49, 3)]
+    root = write_runs(
+        tmp_path / "runs", *shared, ("free", small_config("target-free")), ("based", small_config("target-based"))
+    )
     found = collect(root)
     assert found.name == "runs"
     assert found.baseline == "TB-DQN"
     assert [cell.method for cell in found.cells] == ["TB-DQN", "TF-DQN", "iS-DQN K=3", "iS-DQN K=9", "iS-DQN K=49"]
     report, compared = build(found, Options())
     assert compared.aucs["iS-DQN K=9"].point == pytest.approx(1)
-    assert report.question == "Runs that were trained one by one."
+    assert report.question == "Individual runs, not part of a study."
     assert table(report, "Commands").rows == (("isqn train dqn", "5"),)
     assert report.configs["CartPole-v1, TF-DQN, seed 0"] == (root / "free" / "config.toml").read_text()
 
 
-def test_a_game_has_one_name(tmp_path):
-    short = small("target-free").replace(env_id="MinAtar/Breakout")
-    full = small("target-based").replace(env_id="MinAtar/Breakout-v1")
-    assert collect(plain(tmp_path / "runs", ("a", short), ("b", full))).tasks == ("MinAtar/Breakout-v1",)
+def test_short_and_full_environment_ids_are_the_same_task(tmp_path):
+    short = small_config("target-free").replace(env_id="MinAtar/Breakout")
+    full = small_config("target-based").replace(env_id="MinAtar/Breakout-v1")
+    assert collect(write_runs(tmp_path / "runs", ("a", short), ("b", full))).tasks == ("MinAtar/Breakout-v1",)
 
 
-def test_agents_without_a_common_task_are_not_compared(tmp_path):
-    other = Config(agent="sac", **AGENTS["sac"])
-    root = plain(tmp_path / "runs", ("a", small("target-based")), ("b", other.replace(total_timesteps=5_000)))
+def test_agents_without_a_common_task_are_refused(tmp_path):
+    other = SacConfig()
+    root = write_runs(
+        tmp_path / "runs", ("a", small_config("target-based")), ("b", other.replace(total_timesteps=5_000))
+    )
     with pytest.raises(UserError, match=r"no task in common \(dqn on CartPole-v1; sac on Pendulum-v1\); report their"):
         collect(root)
 
 
-def test_offline_runs_are_drawn_along_updates_from_before_the_first(tmp_path):
+def test_offline_runs_are_drawn_over_updates_from_zero(tmp_path):
     fields = {"num_updates": 2_000, "epoch_updates": 1_000, "env_id": "CartPole-v1", "hidden_sizes": (4,)}
-    runs = [
-        Config(agent="cql", **AGENTS["cql"] | fields | {"scheme": name}) for name in ("target-based", "target-free")
-    ]
-    root = plain(tmp_path, *((run.scheme, run) for run in runs), epochs=(30, 40, 50))
-    report = made(root)
+    runs = [CqlConfig(**fields, scheme=name) for name in ("target-based", "target-free")]
+    root = write_runs(tmp_path, *((run.scheme, run) for run in runs), epochs=(30, 40, 50))
+    report = build_report(root)
     (curves,) = figure(report, "curves").charts
     assert curves.xlabel == "updates"
     assert curves.series["TB-CQL"].x.tolist() == [0, 1_000, 2_000]
-    assert "return of evaluations" in figure(report, "curves").caption
-    plain(tmp_path, ("online", small("target-based")))
+    assert "evaluation return" in figure(report, "curves").caption
+    write_runs(tmp_path, ("online", small_config("target-based")))
     with pytest.raises(UserError, match="learn from datasets and some by playing"):
         collect(root)
 
 
-def test_settings_in_which_runs_of_a_task_differ_make_methods(tmp_path):
-    root = plain(
+def test_runs_of_a_task_with_different_settings_are_different_methods(tmp_path):
+    root = write_runs(
         tmp_path,
-        *(("a", small("target-based")), ("b", small("target-based", learning_rate=0.5, loop="host"))),
-        *(("c", small("target-based", task="Acrobot-v1", discount=0.9, experiment="other")),),
-        *(("d", small("target-based", task="Acrobot-v1", discount=0.9, learning_rate=0.5)),),
+        *(("a", small_config("target-based")), ("b", small_config("target-based", learning_rate=0.5, loop="host"))),
+        *(("c", small_config("target-based", task="Acrobot-v1", discount=0.9, experiment="other")),),
+        *(("d", small_config("target-based", task="Acrobot-v1", discount=0.9, learning_rate=0.5)),),
     )
     found = collect(root)
     methods = {(cell.task, cell.method) for cell in found.cells}
     assert methods == {(t, m) for t in ("CartPole-v1", "Acrobot-v1") for m in ("TB-DQN, lr=0.001", "TB-DQN, lr=0.5")}
 
 
-def test_what_a_label_and_a_task_tell_is_not_told_again(tmp_path):
-    """Every scheme has its own period on every task."""
+def test_settings_implied_by_label_and_task_are_not_in_the_method_name(tmp_path):
+    """Each scheme has its own target update period on each task."""
     periods = {("target-based", "CartPole-v1"): 100, ("target-based", "Acrobot-v1"): 200}
     periods |= {("target-free", "CartPole-v1"): 300, ("target-free", "Acrobot-v1"): 400}
-    runs = {(s, t): small(s, task=t, target_update_period=period) for (s, t), period in periods.items()}
-    found = collect(plain(tmp_path, *((f"{s}-{t}", config) for (s, t), config in runs.items())))
+    runs = {(s, t): small_config(s, task=t, target_update_period=period) for (s, t), period in periods.items()}
+    found = collect(write_runs(tmp_path, *((f"{s}-{t}", config) for (s, t), config in runs.items())))
     assert list(found.methods) == ["TB-DQN", "TF-DQN"]
     assert found.tasks == ("Acrobot-v1", "CartPole-v1")
 
 
-def test_runs_that_differ_in_length_only_are_of_one_method(tmp_path):
-    root = plain(tmp_path, ("a", small("target-based")), ("b", small("target-based", seed=1, epochs=1)))
+def test_runs_that_differ_only_in_length_are_the_same_method(tmp_path):
+    root = write_runs(
+        tmp_path, ("a", small_config("target-based")), ("b", small_config("target-based", seed=1, epochs=1))
+    )
     found = collect(root)
     assert [cell.method for cell in found.cells] == ["TB-DQN"]
     with pytest.raises(UserError, match="different numbers of epochs: 2, and fewer in CartPole-v1 TB-DQN seed 1"):
@@ -677,43 +707,43 @@ def test_runs_that_differ_in_length_only_are_of_one_method(tmp_path):
     assert build(found, Options(missing="truncate"))[1].results.returns["TB-DQN"].tolist() == [[[30]], [[30]]]
 
 
-def test_twins_are_refused(tmp_path):
-    plain(tmp_path, ("a", small("target-based")), ("b", small("target-based")))
+def test_duplicate_runs_are_refused(tmp_path):
+    write_runs(tmp_path, ("a", small_config("target-based")), ("b", small_config("target-based")))
     with pytest.raises(UserError, match=r"a and .*b are the same run twice; report only one of their folders\."):
         collect(tmp_path)
 
 
-def test_a_saved_model_is_no_run(tmp_path):
-    plain(tmp_path, ("a", small("target-based")))
+def test_a_saved_model_is_not_a_run(tmp_path):
+    write_runs(tmp_path, ("a", small_config("target-based")))
     (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.toml").write_text(to_toml(small("target-free")))
+    (tmp_path / "model" / "config.toml").write_text(to_toml(small_config("target-free")))
     assert [cell.method for cell in collect(tmp_path).cells] == ["TB-DQN"]
 
 
-def test_a_run_without_a_summary_is_an_unfinished_run(tmp_path):
-    plain(tmp_path, ("a", small("target-based")), ("b", small("target-based", seed=1)))
+def test_a_run_without_a_summary_is_unfinished(tmp_path):
+    write_runs(tmp_path, ("a", small_config("target-based")), ("b", small_config("target-based", seed=1)))
     (tmp_path / "b" / "summary.json").unlink()
     found = collect(tmp_path)
-    assert (len(found.runs), found.going, found.waiting) == (2, 1, 0)
+    assert (len(found.runs), found.num_unfinished, found.num_not_started) == (2, 1, 0)
     with pytest.raises(UserError, match=r"1 of 2 runs .*: CartPole-v1 TB-DQN seed 1;"):
         build(found, Options())
 
 
-def test_a_task_that_is_not_known_is_played_at_random_once(tmp_path, monkeypatch, capsys):
-    asked = []
-    monkeypatch.setattr("isqn.report.compare.random_return", lambda task, episodes: asked.append(task) or 10.0)
-    found = collect(plain(tmp_path, ("a", small("target-based", task="mine/New-v0"))))
+def test_random_play_on_an_unknown_task_is_measured_once(tmp_path, monkeypatch, capsys):
+    requested = []
+    monkeypatch.setattr("isqn.report.compare.random_return", lambda task, episodes: requested.append(task) or 10.0)
+    found = collect(write_runs(tmp_path, ("a", small_config("target-based", task="mine/New-v0"))))
     for _ in range(2):
         assert build(found, Options())[1].scores["TB-DQN"].tolist() == [[[0.8, 1.2]]]  # 10 is 0 and 35 is 1
-    assert asked == ["mine/New-v0"]
+    assert requested == ["mine/New-v0"]
     assert "playing mine/New-v0 at random" in capsys.readouterr().err
 
 
 # -- files ---------------------------------------------------------------------------------------------------------
 
 
-def test_every_epoch_of_every_run_is_a_row(unfinished, tmp_path):
-    write_csv(tmp_path / "results.csv", collect(unfinished))
+def test_results_csv_has_a_row_for_every_epoch_of_every_run(unfinished, tmp_path):
+    write_returns_csv(tmp_path / "results.csv", collect(unfinished))
     assert (tmp_path / "results.csv").read_text() == (
         "study,task,protocol,method,seed,epoch,step,mean_return,finished\n"
         "mine,CartPole-v1,gymnasium,TB-DQN,0,0,1000,2,yes\n"
@@ -734,7 +764,7 @@ def test_every_epoch_of_every_run_is_a_row(unfinished, tmp_path):
 
 @pytest.fixture(scope="module")
 def reported(four_seeds, tmp_path_factory):
-    """Everything, as the command writes it."""
+    """A complete report, written as the command does."""
     pytest.importorskip("matplotlib")
     pytest.importorskip("plotly")
     out = tmp_path_factory.mktemp("out") / "report"
@@ -742,7 +772,7 @@ def reported(four_seeds, tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", ["matplotlib", "plotly"])
-def test_without_its_libraries_nothing_is_written(name, four_seeds, tmp_path, monkeypatch):
+def test_nothing_is_written_without_the_plotting_libraries(name, four_seeds, tmp_path, monkeypatch):
     monkeypatch.setattr("isqn.report.write.find_spec", lambda one: None if one == name else one)
     for make in (
         lambda: write(four_seeds, tmp_path, Options()),
@@ -753,7 +783,7 @@ def test_without_its_libraries_nothing_is_written(name, four_seeds, tmp_path, mo
     assert not list(tmp_path.iterdir())
 
 
-def test_what_is_written(reported):
+def test_all_files_are_written(reported):
     names = [f.name for f in reported.report.figures]
     assert names == ["auc", "curves", "profile", "improvement", "tasks", "parameters"]
     files = {path.relative_to(reported.out).as_posix() for path in reported.out.rglob("*") if path.is_file()}
@@ -768,7 +798,7 @@ def test_what_is_written(reported):
     headline = json.loads((reported.out / "headline.json").read_text())
     assert [row["method"] for row in headline] == ["TB-DQN", "TF-DQN"]
     text = (reported.out / "index.html").read_text()
-    for words in ("Which is better?", "Exact configurations", "study.toml", "What ran and what did not", "Energy"):
+    for words in ("Which is better?", "Exact configurations", "study.toml", "Runs", "Energy"):
         assert words in text
     assert '"refresh":null' in text
 
@@ -781,8 +811,8 @@ def test_the_same_runs_give_the_same_bytes(reported, tmp_path):
         assert (tmp_path / file).read_bytes() == (reported.out / file).read_bytes(), file
 
 
-def test_figures_of_an_earlier_report_are_dropped_and_other_files_are_not(tmp_path):
-    folder = lay(tmp_path / "s", study(TB, TF, seeds=(0, 1)), lambda *_: [1, 2])
+def test_stale_figures_are_removed_and_other_files_are_kept(tmp_path):
+    folder = write_study(tmp_path / "s", make_study(TB, TF, seeds=(0, 1)), lambda *_: [1, 2])
     out, theirs = tmp_path / "out" / "figures", tmp_path / "out" / "figures" / "mine.csv"
     write(folder, tmp_path / "out", Options())
     theirs.write_text("of the user")
@@ -790,24 +820,24 @@ def test_figures_of_an_earlier_report_are_dropped_and_other_files_are_not(tmp_pa
     for file in list(out.glob("auc.*")):
         file.rename(file.with_stem("of-an-earlier-report"))
     write(folder, tmp_path / "out", Options(), only=("curves",))
-    assert (out / "of-an-earlier-report.csv").exists()  # only some were asked for
+    assert (out / "of-an-earlier-report.csv").exists()  # with --figure, no files are removed
     write(folder, tmp_path / "out", Options())
     assert {file.name for file in out.iterdir()} == {file.name for file in (tmp_path / "before").iterdir()}
     assert theirs.read_text() == "of the user"
 
 
-def test_watch_makes_the_page_anew_until_every_run_has_finished(tmp_path, monkeypatch):
-    asked = study(TB, TF)
+def test_watch_updates_the_page_until_every_run_has_finished(tmp_path, monkeypatch):
+    requested = make_study(TB, TF)
     begun = {("TB-DQN", 0): [1, 2], ("TB-DQN", 1): [1]}
-    folder = lay(tmp_path / "s", asked, lambda cell, seed: begun.get((cell.method, seed)))
+    folder = write_study(tmp_path / "s", requested, lambda cell, seed: begun.get((cell.method, seed)))
     index, pages = tmp_path / "out" / "index.html", []
 
     def sleep(seconds: float) -> None:
-        """What happens while it sleeps: first all runs begin, then all finish."""
+        """Start all runs during the first sleep, and finish them during the second."""
         assert seconds == 5
         pages.append(index.read_text())
-        for cell in asked.cells:
-            for seed in asked.seeds:
+        for cell in requested.cells:
+            for seed in requested.seeds:
                 place = cell.folder(folder, seed)
                 if not place.exists():
                     write_run(place, cell.config.replace(seed=seed), [1, 2], finished=False)
@@ -819,16 +849,16 @@ def test_watch_makes_the_page_anew_until_every_run_has_finished(tmp_path, monkey
     monkeypatch.setattr(time, "sleep", sleep)
     watch(folder, tmp_path / "out", Options(), None, 5)
     assert len(pages) == 2
-    assert "Of 4 runs, not finished: 1, not begun: 2" in pages[0]
+    assert "Of 4 runs, unfinished: 1, not started: 2" in pages[0]
     assert "No seed has a run of every method on every task" in pages[0]
-    assert "Of 4 runs, not finished: 3, not begun: 0" in pages[1]
-    assert "Left out: seed 1," in pages[1]  # of which one run has no whole epoch yet
+    assert "Of 4 runs, unfinished: 3, not started: 0" in pages[1]
+    assert "Left out: seed 1," in pages[1]  # one of its runs has no complete epoch yet
     assert "reloads every 5 seconds" in pages[1]
-    assert "not finished" not in index.read_text()
+    assert "unfinished:" not in index.read_text()
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"index.html"}
 
 
-# -- what people type -----------------------------------------------------------------------------------------------
+# -- command line ----------------------------------------------------------------------------------------------------
 
 
 def test_the_command_prints_the_table_and_the_page(reported, tmp_path, capsys):
@@ -884,7 +914,7 @@ def test_a_folder_without_runs_is_answered_in_one_sentence(four_seeds, unfinishe
     assert not (tmp_path / "out").exists()
 
 
-def test_a_place_that_cannot_be_written_is_named(reported, tmp_path, capsys):
+def test_an_output_folder_that_cannot_be_written_is_refused(reported, tmp_path, capsys):
     (tmp_path / "file").touch()
     assert main(["report", str(reported.folder), "-o", str(tmp_path / "file"), "--figure", "auc"]) == 1
     assert capsys.readouterr().err.endswith("cannot be written (File exists); choose another --out.\n")

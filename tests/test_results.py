@@ -1,4 +1,4 @@
-"""Runs become arrays as they are, or are refused with their list; what is left out or cut is said."""
+"""Reading runs, combining them in arrays, and normalising their returns."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from isqn.agents.dqn import DqnConfig
 from isqn.analysis.results import (
-    Incomparable,
+    IncomparableError,
     Run,
+    format_ranges,
     gather,
-    normalised,
-    ranges,
+    normalise,
     read_run,
     read_score_dict,
     write_score_dict,
 )
-from isqn.experiments.config import Config, to_toml
+from isqn.config.toml import to_toml
 from isqn.train import record
 from isqn.types import UserError
 
@@ -34,17 +35,19 @@ def write_table(path: Path, columns: dict[str, list]) -> None:
 
 
 def write_run(
-    folder: Path, config: Config, epochs: list, *, finished: bool = True, metrics: dict | None = None, **summary
+    folder: Path, config: DqnConfig, epochs: list, *, finished: bool = True, metrics: dict | None = None, **summary
 ) -> Path:
-    """A run folder as training leaves it. `epochs`: for each the return of its only episode, or a list of returns."""
+    """Write a run folder. `epochs` has for each epoch the return of its only episode, or a list of returns."""
     folder.mkdir(parents=True)
     (folder / "config.toml").write_text(to_toml(config))
-    episodes = [(e, r) for e, of in enumerate(epochs) for r in (of if isinstance(of, list) else [of])]
+    episodes = [
+        (e, r) for e, returns in enumerate(epochs) for r in (returns if isinstance(returns, list) else [returns])
+    ]
     rows = [(e, i, 10 * i + 10, 10 * i + 10, r, 10, i) for i, (e, r) in enumerate(episodes)]
     columns = zip(record.EPISODE_COLUMNS, zip(*rows, strict=True) if rows else [()] * 7, strict=True)
     write_table(folder / "episodes.csv", {name: list(column) for name, column in columns})
     steps = [config.epoch_end(e) for e in range(len(epochs))]
-    frames = 4 if config.env_id.startswith("ALE/") else 2  # that nobody takes one for the other
+    frames = 4 if config.env_id.startswith("ALE/") else 2  # different from steps, to catch a confusion of the two
     given = {"step": steps, **(metrics or {})}
     given["frame"] = [frames * step for step in given["step"]]
     given = {"seconds": [0.01 * step for step in given["step"]], "memory_mb": [250] * len(given["step"])} | given
@@ -64,12 +67,12 @@ def write_run(
     return folder
 
 
-def config(task: str = "CartPole-v1", seed: int = 0, epochs: int = 3, **settings) -> Config:
-    return Config(env_id=task, seed=seed, epoch_steps=1_000, total_timesteps=1_000 * epochs, **settings)
+def config(task: str = "CartPole-v1", seed: int = 0, epochs: int = 3, **settings) -> DqnConfig:
+    return DqnConfig(env_id=task, seed=seed, epoch_steps=1_000, total_timesteps=1_000 * epochs, **settings)
 
 
 def run(method: str, seed: int, *returns: float, task: str = "CartPole-v1", epochs: int = 3, **more) -> Run:
-    """As `read_run` returns it; finished if it has all its epochs."""
+    """Make a run as `read_run` returns it. It is finished if it has all its epochs."""
     steps = 1_000.0 * np.arange(1, len(returns) + 1)
     fields = {
         "finished": len(returns) == epochs,
@@ -80,7 +83,7 @@ def run(method: str, seed: int, *returns: float, task: str = "CartPole-v1", epoc
 
 
 def table(tasks=("CartPole-v1",), methods=("TB", "TF"), seeds=(0, 1, 2), but=(), **more) -> list[Run]:
-    """Every run of a small study, with returns 1, 2, 3; `but` are put in place of those with the same key."""
+    """Make every run of a small study with returns 1, 2, 3. Runs in `but` replace those with the same key."""
     runs = {r.key: r for t in tasks for m in methods for s in seeds for r in [run(m, s, 1, 2, 3, task=t, **more)]}
     return list((runs | {r.key: r for r in but}).values())
 
@@ -88,10 +91,10 @@ def table(tasks=("CartPole-v1",), methods=("TB", "TF"), seeds=(0, 1, 2), but=(),
 TASK, METHODS, SEEDS = ("CartPole-v1",), ("TB", "TF"), (0, 1, 2)
 
 
-# -- one run -------------------------------------------------------------------------------------------------------
+# -- reading a run ---------------------------------------------------------------------------------------------------
 
 
-def test_a_finished_run_is_read_as_it_was_written(tmp_path):
+def test_a_finished_run_is_read_back(tmp_path):
     rows = {"step": [1000, 2000], "loss": ["", 0.5]}
     write_run(tmp_path / "run", config(seed=7), [[1, 3], 4, [5, 6, 7]], metrics=rows)
     one = read_run(tmp_path / "run", config(seed=7), "a task", "a method")
@@ -103,7 +106,7 @@ def test_a_finished_run_is_read_as_it_was_written(tmp_path):
     np.testing.assert_array_equal(one.metrics["loss"], [np.nan, 0.5])
 
 
-def test_of_an_unfinished_run_the_last_epoch_goes_on(tmp_path):
+def test_the_last_epoch_of_an_unfinished_run_is_in_progress(tmp_path):
     write_run(tmp_path / "run", config(), [1, 2, [9, 9]], finished=False)
     one = read_run(tmp_path / "run", config(), "t", "m")
     assert one.returns == (1, 2)
@@ -111,7 +114,7 @@ def test_of_an_unfinished_run_the_last_epoch_goes_on(tmp_path):
 
 
 @pytest.mark.parametrize("text", [None, "", "{", '{"status": "fini'])
-def test_a_run_whose_summary_is_lost_is_not_finished(tmp_path, text):
+def test_a_run_without_a_valid_summary_is_unfinished(tmp_path, text):
     write_run(tmp_path / "run", config(), [1, 2, 3])
     (tmp_path / "run" / "summary.json").unlink()
     if text is not None:
@@ -120,7 +123,7 @@ def test_a_run_whose_summary_is_lost_is_not_finished(tmp_path, text):
     assert (one.returns, one.finished, one.protocol) == ((1, 2), False, "unknown")
 
 
-def test_a_run_that_has_just_begun_has_nothing_yet(tmp_path):
+def test_a_run_that_has_just_started_has_no_results(tmp_path):
     (tmp_path / "config.toml").write_text(to_toml(config()))
     one = read_run(tmp_path, config(), "t", "m")
     assert (one.returns, one.finished, one.metrics) == ((), False, {})
@@ -130,7 +133,7 @@ def test_a_run_that_has_just_begun_has_nothing_yet(tmp_path):
     ("epochs", "filled"),
     [([[], 4, [], 6], (4, 4, 4, 6)), ([1, [], [], []], (1, 1, 1, 1)), ([[], [], [], 2], (2, 2, 2, 2)), ([[]] * 4, ())],
 )
-def test_an_epoch_without_an_episode_is_as_good_as_its_neighbour(tmp_path, epochs, filled):
+def test_an_epoch_without_an_episode_has_the_return_of_its_neighbour(tmp_path, epochs, filled):
     write_run(tmp_path / "run", config(epochs=4), epochs)
     assert read_run(tmp_path / "run", config(epochs=4), "t", "m").returns == filled
 
@@ -138,7 +141,7 @@ def test_an_epoch_without_an_episode_is_as_good_as_its_neighbour(tmp_path, epoch
 @pytest.mark.parametrize(
     ("file", "text"), [("episodes.csv", "epoch,return\n0,high\n1,1\n"), ("metrics.csv", "step\nx\n")]
 )
-def test_a_damaged_table_is_named(tmp_path, file, text):
+def test_a_damaged_table_is_refused_with_its_path(tmp_path, file, text):
     write_run(tmp_path / "run", config(), [1, 2, 3], finished=False)
     (tmp_path / "run" / file).write_text(text)
     sentence = rf"run/{file} is damaged \(ValueError: .*\); move .*run away, and train that run again\.$"
@@ -146,7 +149,7 @@ def test_a_damaged_table_is_named(tmp_path, file, text):
         read_run(tmp_path / "run", config(), "t", "m")
 
 
-def test_a_finished_summary_without_returns_is_damaged(tmp_path):
+def test_a_finished_summary_without_returns_is_refused(tmp_path):
     write_run(tmp_path / "run", config(), [1, 2, 3])
     record.write_summary(tmp_path / "run", {"status": "finished"})
     with pytest.raises(UserError, match=r"run/summary\.json is damaged \(KeyError: 'epoch_returns'\)"):
@@ -164,18 +167,18 @@ def test_a_finished_summary_without_returns_is_damaged(tmp_path):
         ("command", []),
     ],
 )
-def test_a_summary_that_is_not_as_it_was_written_is_damaged(tmp_path, field, value):
-    """Returns that were cut would otherwise be filled up as epochs without an episode."""
+def test_an_altered_summary_is_refused(tmp_path, field, value):
+    """Without this check, missing returns would be filled like epochs without an episode."""
     write_run(tmp_path / "run", config(), [1, 2, 3])
     record.write_summary(tmp_path / "run", {**record.read_summary(tmp_path / "run"), field: value})
     with pytest.raises(UserError, match=r"run/summary\.json is damaged"):
         read_run(tmp_path / "run", config(), "t", "m")
 
 
-# -- all runs ------------------------------------------------------------------------------------------------------
+# -- combining runs --------------------------------------------------------------------------------------------------
 
 
-def test_axes_are_seeds_tasks_epochs_in_the_order_asked_for():
+def test_axes_are_seeds_tasks_epochs_in_the_requested_order():
     tasks = ("CartPole-v1", "Acrobot-v1")
     runs = [
         run(method, seed, *(1000 * m + 100 * seed + 10 * t + epoch for epoch in range(3)), task=task)
@@ -193,7 +196,7 @@ def test_axes_are_seeds_tasks_epochs_in_the_order_asked_for():
     assert {one.key for one in found.runs} == {one.key for one in runs}
 
 
-def test_a_run_that_is_longer_than_its_settings_say_is_cut_like_any_other():
+def test_a_run_longer_than_its_settings_is_truncated():
     runs = table(seeds=(0,), but=[run("TB", 0, 1, 2, 3, 4, finished=True)])
     with pytest.raises(UserError, match="different numbers of epochs: 4, and fewer in CartPole-v1 TF seed 0;"):
         gather(runs, TASK, METHODS, (0,))
@@ -201,17 +204,17 @@ def test_a_run_that_is_longer_than_its_settings_say_is_cut_like_any_other():
     assert found.returns["TB"].tolist() == [[[1, 2, 3]]]
 
 
-def test_runs_that_were_not_asked_for_do_not_matter():
+def test_runs_that_were_not_requested_are_ignored():
     found = gather([*table(), run("other", 0, 1), run("TB", 9, 1)], TASK, METHODS, SEEDS)
     assert set(found.returns) == {"TB", "TF"}
     assert found.notes == ()
 
 
-ODD = (run("TB", 2, 5, 6), run("TF", 1))  # one with two epochs, one with none
+SHORT_RUNS = (run("TB", 2, 5, 6), run("TF", 1))  # one with two epochs, one with none
 
 
 def test_missing_runs_are_refused_with_their_list():
-    runs = [one for one in table(but=ODD) if one.key[1:] != ("TB", 1)]
+    runs = [one for one in table(but=SHORT_RUNS) if one.key[1:] != ("TB", 1)]
     with pytest.raises(UserError) as refused:
         gather(runs, TASK, METHODS, SEEDS)
     assert str(refused.value) == (
@@ -221,36 +224,36 @@ def test_missing_runs_are_refused_with_their_list():
     )
 
 
-def test_drop_leaves_out_the_seeds_that_are_not_everywhere():
-    found = gather(table(but=ODD), TASK, METHODS, SEEDS, missing="drop")
+def test_drop_leaves_out_seeds_with_a_missing_run():
+    found = gather(table(but=SHORT_RUNS), TASK, METHODS, SEEDS, missing="drop")
     assert found.seeds == (0,)
     assert found.returns["TB"].tolist() == [[[1, 2, 3]]]
     assert found.notes == ("Left out: seeds 1-2, because 2 of 6 runs are missing, unfinished or without an episode.",)
     assert [one.key for one in found.runs] == [("CartPole-v1", "TB", 0), ("CartPole-v1", "TF", 0)]
 
 
-def test_truncate_cuts_all_runs_to_the_shortest():
-    found = gather(table(but=ODD), TASK, METHODS, SEEDS, missing="truncate")
+def test_truncate_cuts_all_runs_to_the_shortest_and_says_so():
+    found = gather(table(but=SHORT_RUNS), TASK, METHODS, SEEDS, missing="truncate")
     assert found.seeds == (0, 2)
     assert found.returns["TB"].tolist() == [[[1, 2]], [[5, 6]]]
     assert found.notes == (
         "Left out: seed 1, because 1 of 6 runs are missing, unfinished or without an episode.",
-        "Cut: all runs to their first 2 of 3 epochs.",
+        "Truncated: all runs to their first 2 of 3 epochs.",
     )
     assert all(one.returns == (1, 2) or one.returns == (5, 6) for one in found.runs)
     assert all(one.metrics["step"].tolist() == [1000, 2000] for one in found.runs)
 
 
-def test_runs_that_are_all_as_unfinished_are_cut_too_and_it_is_said():
+def test_equally_unfinished_runs_are_noted_as_truncated():
     runs = [run(method, seed, 1, 2) for method in METHODS for seed in SEEDS]
     found = gather(runs, TASK, METHODS, SEEDS, missing="truncate")
     assert found.returns["TF"].shape == (3, 1, 2)
-    assert found.notes == ("Cut: all runs to their first 2 of 3 epochs.",)
+    assert found.notes == ("Truncated: all runs to their first 2 of 3 epochs.",)
 
 
 @pytest.mark.parametrize("missing", ["fail", "drop", "truncate"])
-def test_epochs_of_other_lengths_are_refused(missing):
-    """On one task; on another one they may be longer."""
+def test_epochs_of_different_lengths_on_a_task_are_refused(missing):
+    """On another task they may be longer."""
     one = run("TB", 1, 7, 8, 9)
     longer = one._replace(config=one.config.replace(epoch_steps=2_000, total_timesteps=6_000))
     with pytest.raises(UserError) as refused:
@@ -265,7 +268,7 @@ def test_epochs_of_other_lengths_are_refused(missing):
 
 
 @pytest.mark.parametrize("missing", ["fail", "drop"])
-def test_finished_runs_of_other_lengths_are_refused_unless_cut(missing):
+def test_finished_runs_of_different_lengths_are_refused_unless_truncated(missing):
     runs = table(but=[run("TB", 1, 7, 8, epochs=2)])
     with pytest.raises(UserError) as refused:
         gather(runs, TASK, METHODS, SEEDS, missing=missing)
@@ -281,7 +284,7 @@ def test_finished_runs_of_other_lengths_are_refused_unless_cut(missing):
 
 
 @pytest.mark.parametrize("missing", ["drop", "truncate"])
-def test_without_a_seed_that_is_everywhere_there_is_nothing_to_compare(missing):
+def test_runs_without_a_complete_seed_are_refused(missing):
     runs = [one for one in table(seeds=(0, 1)) if one.key[1:] not in {("TB", 0), ("TF", 1)}]
     with pytest.raises(
         UserError, match=r"2 of 4 runs .*, CartPole-v1 TB seed 0, CartPole-v1 TF seed 1; train them, or"
@@ -289,14 +292,14 @@ def test_without_a_seed_that_is_everywhere_there_is_nothing_to_compare(missing):
         gather(runs, TASK, METHODS, (0, 1), missing=missing)
 
 
-def test_no_runs_at_all():
+def test_no_runs_are_refused():
     with pytest.raises(UserError, match=r"^2 of 2 runs are missing, unfinished or without an episode"):
         gather([], TASK, METHODS, (0,))
     with pytest.raises(UserError, match="There are no runs to compare"):
         gather([], TASK, METHODS, ())
 
 
-def test_missing_is_one_of_three():
+def test_an_unknown_policy_for_missing_runs_is_refused():
     with pytest.raises(UserError, match=r"missing is 'dropp'; did you mean drop\?"):
         gather(table(), TASK, METHODS, SEEDS, missing="dropp")
 
@@ -304,12 +307,12 @@ def test_missing_is_one_of_three():
 GAMES = ("ALE/Pong-v5", "ALE/Breakout-v5")
 
 
-def played(task: str, seed: int, protocol: str, method: str = "TB") -> Run:
+def played_under(task: str, seed: int, protocol: str, method: str = "TB") -> Run:
     return run(method, seed, 1, 2, 3, task=task, summary={"protocol": protocol})
 
 
-def test_protocols_of_one_family_are_not_pooled_in_silence():
-    runs = [played(GAMES[0], 0, "machado2018-v1"), played(GAMES[1], 0, "streaming-v1")]
+def test_protocols_of_a_family_are_pooled_only_if_allowed():
+    runs = [played_under(GAMES[0], 0, "machado2018-v1"), played_under(GAMES[1], 0, "streaming-v1")]
     with pytest.raises(UserError) as refused:
         gather(runs, GAMES, ("TB",), (0,))
     assert str(refused.value) == (
@@ -320,31 +323,34 @@ def test_protocols_of_one_family_are_not_pooled_in_silence():
     assert found.notes == ("Pooled: runs of ALE under machado2018-v1 and streaming-v1.",)
 
 
-def test_a_protocol_that_is_not_known_is_not_the_same():
-    runs = [played(GAMES[0], 0, "machado2018-v1"), run("TB", 1, 1, 2, 3, task=GAMES[0], summary={})]
+def test_an_unknown_protocol_differs_from_a_known_one():
+    runs = [played_under(GAMES[0], 0, "machado2018-v1"), run("TB", 1, 1, 2, 3, task=GAMES[0], summary={})]
     with pytest.raises(UserError, match="machado2018-v1 and unknown"):
         gather(runs, GAMES[:1], ("TB",), (0, 1))
 
 
-def test_families_have_protocols_of_their_own_and_left_out_runs_have_none():
-    runs = [played(GAMES[0], 0, "machado2018-v1"), played("CartPole-v1", 0, "gymnasium")]
+def test_protocols_of_other_families_and_of_dropped_runs_do_not_conflict():
+    runs = [played_under(GAMES[0], 0, "machado2018-v1"), played_under("CartPole-v1", 0, "gymnasium")]
     assert gather(runs, (GAMES[0], "CartPole-v1"), ("TB",), (0,)).notes == ()
-    runs = [played(GAMES[0], 0, "machado2018-v1"), run("TB", 1, 1, task=GAMES[0], summary={"protocol": "streaming-v1"})]
+    runs = [
+        played_under(GAMES[0], 0, "machado2018-v1"),
+        run("TB", 1, 1, task=GAMES[0], summary={"protocol": "streaming-v1"}),
+    ]
     found = gather(runs, GAMES[:1], ("TB",), (0, 1), missing="drop")
     assert found.notes == ("Left out: seed 1, because 1 of 2 runs are missing, unfinished or without an episode.",)
 
 
 @pytest.mark.parametrize(
-    ("numbers", "told"), [([], ""), ([4], "4"), ([5, 3, 4, 9], "3-5, 9"), ([1, 2], "1-2"), ([0, 2, 4], "0, 2, 4")]
+    ("numbers", "text"), [([], ""), ([4], "4"), ([5, 3, 4, 9], "3-5, 9"), ([1, 2], "1-2"), ([0, 2, 4], "0, 2, 4")]
 )
-def test_ranges(numbers, told):
-    assert ranges(numbers) == told
+def test_format_ranges(numbers, text):
+    assert format_ranges(numbers) == text
 
 
-# -- one scale -----------------------------------------------------------------------------------------------------
+# -- normalisation ---------------------------------------------------------------------------------------------------
 
 
-def two_methods(task: str, baseline: tuple[float, ...], other: tuple[float, ...]):
+def gather_two_methods(task: str, baseline: tuple[float, ...], other: tuple[float, ...]):
     runs = [run("TB", 0, *baseline, task=task), run("TF", 0, *other, task=task)]
     return gather(runs, (task,), METHODS, (0,))
 
@@ -353,57 +359,59 @@ def two_methods(task: str, baseline: tuple[float, ...], other: tuple[float, ...]
     ("task", "random", "half", "human"), [("ALE/Breakout-v5", 1.7, 16.1, 30.5), ("ALE/Pong-v5", -20.7, -3.05, 14.6)]
 )
 def test_atari_is_normalised_by_random_play_and_a_human(task, random, half, human):
-    scores, scale = normalised(two_methods(task, (random, half, human), (human,) * 3), "TB", {})
+    scores, scale = normalise(gather_two_methods(task, (random, half, human), (human,) * 3), "TB", {})
     np.testing.assert_allclose(scores["TB"], [[[0, 0.5, 1]]], atol=1e-12)
     np.testing.assert_allclose(scores["TF"], 1)
     assert scale == "0 is random play and 1 a human"
 
 
 def test_other_tasks_are_normalised_by_random_play_and_the_mean_of_the_baseline():
-    results = two_methods("isqn/Chain-v0", (0.863, 1.863, 2.863), (0.863, 2.863, 4.863))  # random play: 0.863
-    scores, scale = normalised(results, "TB", {})
+    results = gather_two_methods("isqn/Chain-v0", (0.863, 1.863, 2.863), (0.863, 2.863, 4.863))  # random play: 0.863
+    scores, scale = normalise(results, "TB", {})
     np.testing.assert_allclose(scores["TB"], [[[0, 1, 2]]])
     np.testing.assert_allclose(scores["TF"], [[[0, 2, 4]]])
     assert scale == "0 is random play and 1 the mean return of TB over its training"
-    scores, _ = normalised(results, "TF", {})
+    scores, _ = normalise(results, "TF", {})
     np.testing.assert_allclose(scores["TF"], [[[0, 1, 2]]])
 
 
-def test_a_study_may_give_both_ends_or_one():
-    results = two_methods("CartPole-v1", (10, 20, 30), (60, 60, 60))
-    scores, scale = normalised(results, "TB", {"CartPole-v1": (10.0, 60.0)})
+def test_a_study_can_set_both_ends_of_the_scale_or_one():
+    results = gather_two_methods("CartPole-v1", (10, 20, 30), (60, 60, 60))
+    scores, scale = normalise(results, "TB", {"CartPole-v1": (10.0, 60.0)})
     np.testing.assert_allclose(scores["TB"], [[[0, 0.2, 0.4]]])
     assert scale == "0 is random play and 1 the study's reference"
-    scores, _ = normalised(results, "TB", {"CartPole-v1": (0.0, None)})
-    np.testing.assert_allclose(scores["TF"], 3)  # of the baseline's mean of 20
-    scores, _ = normalised(results, "TB", {"CartPole-v1": (None, 42.1)})  # random play: 22.1
+    scores, _ = normalise(results, "TB", {"CartPole-v1": (0.0, None)})
+    np.testing.assert_allclose(scores["TF"], 3)  # 60 in units of the baseline's mean of 20
+    scores, _ = normalise(results, "TB", {"CartPole-v1": (None, 42.1)})  # random play: 22.1
     np.testing.assert_allclose(scores["TF"], 37.9 / 20)
 
 
-def test_tasks_of_different_scales_are_told_apart():
+def test_the_scale_names_the_tasks_of_each_reference():
     tasks = ("ALE/Breakout-v5", "CartPole-v1")
     runs = [run("TB", 0, 30.5, 30.5, 30.5, task=tasks[0]), run("TB", 0, 32.1, 42.1, 52.1, task=tasks[1])]
-    scores, scale = normalised(gather(runs, tasks, ("TB",), (0,)), "TB", {})
+    scores, scale = normalise(gather(runs, tasks, ("TB",), (0,)), "TB", {})
     np.testing.assert_allclose(scores["TB"], [[[1, 1, 1], [0.5, 1, 1.5]]])
     assert scale == (
         "0 is random play and 1 a human (ALE/Breakout-v5) or the mean return of TB over its training (CartPole-v1)"
     )
 
 
-def test_a_baseline_no_better_than_random_play_sets_no_scale():
-    with pytest.raises(Incomparable, match=r"on MountainCar-v0, the mean return of TB .* is -200, which is not above"):
-        normalised(two_methods("MountainCar-v0", (-200,) * 3, (-150,) * 3), "TB", {})
+def test_a_baseline_no_better_than_random_play_is_refused():
+    with pytest.raises(
+        IncomparableError, match=r"on MountainCar-v0, the mean return of TB .* is -200, which is not above"
+    ):
+        normalise(gather_two_methods("MountainCar-v0", (-200,) * 3, (-150,) * 3), "TB", {})
 
 
-def test_random_play_must_be_known():
-    with pytest.raises(Incomparable, match="What random play returns on mine/Env-v0 is not known"):
-        normalised(two_methods("mine/Env-v0", (1, 2, 3), (1, 2, 3)), "TB", {})
+def test_an_unknown_random_return_is_refused():
+    with pytest.raises(IncomparableError, match="The return of random play on mine/Env-v0 is not known"):
+        normalise(gather_two_methods("mine/Env-v0", (1, 2, 3), (1, 2, 3)), "TB", {})
 
 
-# -- rliable's dictionary ----------------------------------------------------------------------------------------------
+# -- dictionary of scores --------------------------------------------------------------------------------------------
 
 
-def test_scores_survive_the_round_trip(tmp_path):
+def test_scores_are_written_and_read_back(tmp_path):
     results = gather(table(tasks=("CartPole-v1", "Acrobot-v1")), ("CartPole-v1", "Acrobot-v1"), METHODS, SEEDS)
     scores = {name: values / 3 for name, values in results.returns.items()}
     write_score_dict(tmp_path / "scores.json", results, scores, "0 is nothing and 1 is three")
@@ -418,19 +426,19 @@ def test_scores_survive_the_round_trip(tmp_path):
     assert about["scale"] == "0 is nothing and 1 is three"
 
 
-def test_a_plain_dictionary_of_others_is_read(tmp_path):
+def test_a_plain_dictionary_of_scores_is_read(tmp_path):
     (tmp_path / "plain.json").write_text('{"DQN": [[1, 2], [3, 4]], "C51": [[5, 6]]}')
     back = read_score_dict(tmp_path / "plain.json")
     assert {name: values.tolist() for name, values in back.items()} == {"DQN": [[1, 2], [3, 4]], "C51": [[5, 6]]}
 
 
 @pytest.mark.parametrize("text", ["{", "[1]", '{"DQN": [[1], [1, 2]]}', '{"DQN": {"a": 1}}', '{"DQN": [1, 2]}'])
-def test_what_is_no_dictionary_of_scores_is_refused(tmp_path, text):
+def test_a_file_that_is_not_a_dictionary_of_scores_is_refused(tmp_path, text):
     (tmp_path / "bad.json").write_text(text)
     with pytest.raises(UserError, match=r"bad\.json"):
         read_score_dict(tmp_path / "bad.json")
 
 
-def test_a_file_that_is_not_there_holds_no_scores(tmp_path):
+def test_a_file_that_does_not_exist_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"none\.json holds no scores"):
         read_score_dict(tmp_path / "none.json")

@@ -14,16 +14,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from helpers import assert_same, final, stop_after
+from isqn.agents.dqn import DqnConfig
 from isqn.cli import main
-from isqn.data.replay import Replay
 from isqn.envs.adapter import make_environment
 from isqn.envs.toy import ToyEnvironment
-from isqn.experiments.config import Config
 from isqn.train import checkpoint, record, run
-from isqn.train.loop import Diverged
+from isqn.train.session import Diverged
 from isqn.types import Interrupted, UserError
 
-HOST = Config(
+HOST = DqnConfig(
     env_id="isqn/Chain-v0",
     loop="host",
     scheme="iterated-shared",
@@ -42,50 +42,6 @@ HOST = Config(
 # Rows and epochs do not coincide, so that sums for the next row must survive a checkpoint too.
 COMPILED = HOST.replace(loop="compiled", log_period_steps=120, learning_starts=60)
 LOOPS = pytest.mark.parametrize("config", [HOST, COMPILED], ids=["host", "compiled"])
-CLOCKS = {"seconds", "steps_per_second", "memory_mb", "waiting_share"}
-
-
-def final(run_dir: Path) -> dict:
-    """Everything that must not depend on interruptions: parameters, counters, replay, tables without clocks."""
-    step = checkpoint.steps(run_dir)[0]
-    arrays, manifest = checkpoint.read(checkpoint.folder_of(run_dir, step))
-    tables = {
-        path.name: [{k: v for k, v in row.items() if k not in CLOCKS} for row in record.read_table(path)]
-        for path in (run_dir / "metrics.csv", record.results_table(run_dir))
-    }
-    counters = {k: v for k, v in manifest["counters"].items() if k != "seconds"}
-    best = {path.name: checkpoint.read(path)[0] for path in run_dir.glob("best-*")}
-    return {
-        "arrays": arrays,
-        "best": best,
-        "counters": counters,
-        "tables": tables,
-        "rows": replay_rows(run_dir, manifest) if "replay" in manifest else {},
-    }
-
-
-def replay_rows(run_dir: Path, manifest: dict) -> dict:
-    """The replay itself, whatever files it is spread over."""
-    config = run.read_config(run_dir)
-    spec = run.specification(config)
-    if run.uses_compiled_loop(config):
-        from isqn.train.compiled import _load_rows
-
-        return _load_rows(run_dir / "replay", manifest["replay"]["files"], run.device_replay(config, spec))._asdict()
-    replay: Replay = run.replay_factory(config, spec)()
-    replay.restore(manifest["replay"], run_dir / "replay")
-    return replay.gather(replay.valid_starts())._asdict()
-
-
-def assert_same(left, right, path="run"):
-    if isinstance(left, dict):
-        assert left.keys() == right.keys(), path
-        for key in left:
-            assert_same(left[key], right[key], f"{path}/{key}")
-    elif isinstance(left, np.ndarray):
-        np.testing.assert_array_equal(left, right, err_msg=path)
-    else:
-        assert left == right, path
 
 
 @pytest.fixture(scope="module")
@@ -96,18 +52,6 @@ def whole(tmp_path_factory):
         folders[config.loop] = tmp_path_factory.mktemp("whole") / config.loop
         run.start(config, folders[config.loop], quiet=True)
     return folders
-
-
-def stop_after(monkeypatch, calls: int):
-    """Ask the loop to stop the so-many-th time that it looks."""
-    from contextlib import contextmanager
-
-    @contextmanager
-    def asked():
-        left = iter(range(calls))
-        yield lambda: next(left, None) is None
-
-    monkeypatch.setattr(run, "stop_on_signals", asked)
 
 
 @LOOPS

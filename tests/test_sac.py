@@ -11,12 +11,12 @@ from scipy import stats
 from helpers import ALL_SCHEMES, assert_trees_close
 from isqn import losses
 from isqn.agents import sac
-from isqn.agents.q_learning import make_optimizer
+from isqn.agents.dqn import make_optimizer
+from isqn.agents.registry import make_config
 from isqn.analysis.cost import size
-from isqn.experiments.config import begin
-from isqn.presets import preset_config
 from isqn.networks.layers import BatchRenorm
 from isqn.networks.simba import bounded, unit, unit_columns
+from isqn.presets import preset_config
 from isqn.types import EnvSpec, Transition, UserError, Values
 
 TASK = EnvSpec("task", "test", (3,), "float32", 2, action_low=(-1, -1), action_high=(1, 1), action_box=(2,))
@@ -28,7 +28,7 @@ SIMBA = {"torso": "simba", "critic_width": 8, "policy_width": 4, "num_atoms": 11
 
 def make(spec=TASK, **fields):
     small = {"batch_size": 8, "hidden_sizes": (8,), "learning_rate": 0.01}
-    config = begin("sac").replace(**small | fields)
+    config = make_config("sac").replace(**small | fields)
     return config, sac.make(config, spec)
 
 
@@ -413,7 +413,7 @@ def test_statistics_move_with_the_critic_only_and_are_those_of_both_ends():
     policy = sac.make_policy(TASK, config)
     next_action, _ = sac.draw(key, *policy.apply(begun.policy.network, {}, batch.next_obs)[0])
     now, then = (np.concatenate(x, axis=-1) for x in ((batch.obs, batch.action), (batch.next_obs, next_action)))
-    units, _ = agent.network.look(begun.params, begun.statistics, np.concatenate([now, then]))
+    units, _ = agent.network.activations(begun.params, begun.statistics, np.concatenate([now, then]))
     np.testing.assert_allclose(mean[0], 0.01 * units[0].mean(axis=0), rtol=1e-4)
 
 
@@ -468,7 +468,7 @@ def test_what_the_policy_climbs():
         "last": (0, 0, 1),
     }
     for rule, weights in expected.items():
-        assert make(num_bellman_iterations=3, policy_value=rule)[0].policy_weights == pytest.approx(weights)
+        assert make(num_bellman_iterations=3, policy_value=rule)[0].actor_head_weights == pytest.approx(weights)
     with pytest.raises(UserError, match="it must have a sum above 0, for the policy's loss"):
         make(num_bellman_iterations=2, head_weights=(0.0, 0.0))
 
@@ -570,7 +570,7 @@ def test_batch_renormalisation():
 def test_half_the_precision_is_for_products_only():
     config, agent = make(compute_dtype="bfloat16", **SIMBA)
     state = agent.init(0)
-    _, features = agent.look(state, random_batch())
+    _, features = agent.activations(state, random_batch())
     assert {leaf.dtype for leaf in jax.tree.leaves((state.params, state.policy, features))} == {np.dtype("float32")}
     (mean, log_std), _ = sac.make_policy(TASK, config).apply(state.policy.network, {}, random_batch().obs)
     assert (mean.dtype, log_std.dtype, unit(jnp.ones(3, jnp.bfloat16)).dtype) == (jnp.float32,) * 3

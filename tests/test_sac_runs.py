@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 
 import isqn
+from helpers import assert_same, final, stop_after
+from isqn.agents.registry import make_config
 from isqn.cli import main
 from isqn.envs.adapter import make_environment
-from isqn.experiments.config import begin
 from isqn.presets import preset_config
 from isqn.study.catalogue import find_study
 from isqn.train import record, run
 from isqn.train.evaluate import evaluate
 from isqn.types import Interrupted, UserError
-from test_resume import assert_same, final, stop_after
 
-PENDULUM = begin("sac").replace(
+PENDULUM = make_config("sac").replace(
     num_bellman_iterations=2,
     twin_q=True,
     hidden_sizes=(8,),

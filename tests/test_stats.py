@@ -1,4 +1,4 @@
-"""Statistics on cases with a closed form, and against loops that do the same slowly."""
+"""Statistics compared with closed forms and with naive loops."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ def random_scores(*shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).normal(0.8, 1.0, shape)
 
 
-# The same statistics on lists of rows, one row for each seed.
+# Naive statistics on lists of rows, one row for each seed.
 
 
-def slow_iqm(rows):
+def naive_iqm(rows):
     runs = sorted(score for row in rows for score in row)
     cut = int(0.25 * len(runs))
     return statistics.fmean(runs[cut : len(runs) - cut])
 
 
-def slow_median(rows):
+def naive_median(rows):
     return statistics.median(statistics.fmean(column) for column in zip(*rows, strict=True))
 
 
-def slow_mean(rows):
+def naive_mean(rows):
     return statistics.fmean(statistics.fmean(column) for column in zip(*rows, strict=True))
 
 
-def slow_optimality_gap(rows):
+def naive_optimality_gap(rows):
     return 1.0 - statistics.fmean(min(score, 1.0) for row in rows for score in row)
 
 
-def slow_improvement(x, y):
+def naive_improvement(x, y):
     chances = []
     for left, right in zip(zip(*x, strict=True), zip(*y, strict=True), strict=True):
         wins = [1.0 if a > b else 0.5 if a == b else 0.0 for a in left for b in right]
@@ -46,34 +46,34 @@ def slow_improvement(x, y):
     return statistics.fmean(chances)
 
 
-SLOW = dict(zip(STATISTICS, (slow_iqm, slow_median, slow_mean, slow_optimality_gap), strict=True))
+NAIVE = dict(zip(STATISTICS, (naive_iqm, naive_median, naive_mean, naive_optimality_gap), strict=True))
 
 
-def slow_resample(scores, draw):
-    """`draw[i][j]` is the seed that stands at seed i of task j."""
+def naive_resample(scores, draw):
+    """Replace seed i of task j by seed `draw[i][j]`."""
     return [[scores[draw[i][j]][j] for j in range(len(draw[i]))] for i in range(len(draw))]
 
 
-def slow_quantile(values, q):
-    """Between the two nearest values, in a straight line."""
+def naive_quantile(values, q):
+    """Return a quantile by linear interpolation between the two nearest values."""
     ordered = sorted(values)
     position = q * (len(ordered) - 1)
     below = min(int(position), len(ordered) - 2)
     return ordered[below] + (position - below) * (ordered[below + 1] - ordered[below])
 
 
-# Statistics.
+# -- statistics
 
 
-def test_iqm_leaves_a_quarter_out_at_either_end():
-    scores = np.arange(1.0, 9.0).reshape(4, 2)  # 3, 4, 5, 6 stay
+def test_iqm_trims_a_quarter_at_each_end():
+    scores = np.arange(1.0, 9.0).reshape(4, 2)  # the mean is over 3, 4, 5, 6
     assert stats.iqm(scores) == 4.5
     scores[-1, -1] = 1e9
     assert stats.iqm(scores) == 4.5
     scores[0, 0] = -1e9
     assert stats.iqm(scores) == 4.5
-    assert stats.iqm([[1.0], [2.0], [30.0]]) == 11.0  # a quarter of three runs is less than one
-    assert stats.iqm([[1.0], [2.0], [3.0], [4.0], [90.0]]) == 3.0  # of five, one
+    assert stats.iqm([[1.0], [2.0], [30.0]]) == 11.0  # a quarter of three runs is rounded down to none
+    assert stats.iqm([[1.0], [2.0], [3.0], [4.0], [90.0]]) == 3.0  # a quarter of five is rounded down to one
 
 
 def test_iqm_pools_the_runs_of_all_tasks():
@@ -82,14 +82,14 @@ def test_iqm_pools_the_runs_of_all_tasks():
 
 
 def test_median_and_mean_by_hand():
-    scores = [[0.0, 10.0, 100.0], [2.0, 30.0, 300.0]]  # means of the tasks: 1, 20, 200
+    scores = [[0.0, 10.0, 100.0], [2.0, 30.0, 300.0]]  # means of the tasks are 1, 20, 200
     assert stats.median(scores) == 20.0
     assert stats.mean(scores) == 221 / 3
-    assert stats.median([[1.0, 2.0], [3.0, 6.0]]) == 3.0  # between 2 and 4
+    assert stats.median([[1.0, 2.0], [3.0, 6.0]]) == 3.0  # the median is halfway between 2 and 4
 
 
 def test_optimality_gap_by_hand():
-    scores = [[0.0, 0.5], [2.0, 1.0]]  # count as 0, 0.5, 1, 1
+    scores = [[0.0, 0.5], [2.0, 1.0]]  # clipped to 0, 0.5, 1, 1
     assert stats.optimality_gap(scores) == 1 - 2.5 / 4
     assert stats.optimality_gap(scores, threshold=2.0) == 2 - 3.5 / 4
     assert stats.optimality_gap([[5.0, 7.0]]) == 0.0
@@ -102,9 +102,9 @@ def test_auc_sums_epochs():
 
 @pytest.mark.parametrize("statistic", STATISTICS)
 @pytest.mark.parametrize("shape", [(1, 1), (3, 1), (1, 6), (5, 7), (10, 4)])
-def test_statistics_are_those_of_the_slow_loops(statistic, shape):
+def test_statistics_equal_naive_loops(statistic, shape):
     scores = random_scores(*shape)
-    assert statistic(scores) == pytest.approx(SLOW[statistic](scores.tolist()), abs=1e-12)
+    assert statistic(scores) == pytest.approx(NAIVE[statistic](scores.tolist()), abs=1e-12)
 
 
 @pytest.mark.parametrize("statistic", STATISTICS)
@@ -115,14 +115,14 @@ def test_axes_after_tasks_are_kept(statistic):
 
 
 @pytest.mark.parametrize("runs", range(1, 14))
-def test_iqm_is_scipys_trimmed_mean(runs):
+def test_iqm_equals_scipy_trimmed_mean(runs):
     trim_mean = pytest.importorskip("scipy.stats").trim_mean
     scores = random_scores(runs, 3, seed=runs)
     assert stats.iqm(scores) == pytest.approx(trim_mean(scores.ravel(), 0.25), abs=1e-12)
     assert stats.iqm(scores[:, :1]) == pytest.approx(trim_mean(scores[:, 0], 0.25), abs=1e-12)
 
 
-def test_point_estimates_are_rliables():
+def test_point_estimates_equal_rliable():
     metrics = pytest.importorskip("rliable.metrics", exc_type=ImportError)
     x, y = random_scores(5, 7), random_scores(4, 7, seed=1).round(1)
     for ours in (stats.iqm, stats.median, stats.mean, stats.optimality_gap):
@@ -131,51 +131,51 @@ def test_point_estimates_are_rliables():
     assert stats.probability_of_improvement(x.round(1), y).point == pytest.approx(chance, abs=1e-12)
 
 
-# The bootstrap.
+# -- bootstrap
 
 
-def test_seeds_are_drawn_evenly_and_for_each_task_on_its_own():
-    draws = stats.resampled_seeds(np.random.default_rng(0), 6000, 3, 2)
+def test_seeds_are_resampled_uniformly_and_independently_for_each_task():
+    draws = stats.resample_seeds(np.random.default_rng(0), 6000, 3, 2)
     assert draws.shape == (6000, 3, 2)
     deviation = np.sqrt(6000 / 3 * 2 / 3)
     for seed in range(3):
         counts = (draws == seed).sum(axis=0)
         assert np.abs(counts - 2000).max() < 4 * deviation
-    together = (draws[:, 0, 0] == draws[:, 0, 1]).sum()  # one in three by chance
+    together = (draws[:, 0, 0] == draws[:, 0, 1]).sum()  # expected for independent draws: one in three
     assert abs(together - 2000) < 4 * deviation
 
 
 @pytest.mark.parametrize("statistic", STATISTICS)
 @pytest.mark.parametrize("confidence", [0.95, 0.5])
-def test_intervals_are_those_of_the_slow_loops(statistic, confidence):
+def test_intervals_equal_naive_loops(statistic, confidence):
     scores = random_scores(4, 3)
     values = [
-        SLOW[statistic](slow_resample(scores.tolist(), draw.tolist()))
-        for draw in stats.resampled_seeds(np.random.default_rng(5), 100, 4, 3)
+        NAIVE[statistic](naive_resample(scores.tolist(), draw.tolist()))
+        for draw in stats.resample_seeds(np.random.default_rng(5), 100, 4, 3)
     ]
     tail = (1 - confidence) / 2
-    expected = [SLOW[statistic](scores.tolist()), slow_quantile(values, tail), slow_quantile(values, 1 - tail)]
+    expected = [NAIVE[statistic](scores.tolist()), naive_quantile(values, tail), naive_quantile(values, 1 - tail)]
     assert stats.interval(scores, statistic, 100, confidence, seed=5) == pytest.approx(expected, abs=1e-12)
 
 
-def test_two_seeds_have_three_resampled_means():
-    # 3 with probability 1/4, 5 with 1/2, 7 with 1/4
+def test_interval_of_two_seeds_in_closed_form():
+    # the resampled mean is 3 with probability 1/4, 5 with 1/2, 7 with 1/4
     scores = [[3.0], [7.0]]
     assert stats.interval(scores, stats.mean) == (5.0, 3.0, 7.0)
     assert stats.interval(scores, stats.mean, confidence=0.6) == (5.0, 3.0, 7.0)
     assert stats.interval(scores, stats.mean, confidence=0.4) == (5.0, 5.0, 5.0)
 
 
-def test_three_seeds_in_closed_form():
+def test_interval_of_three_seeds_in_closed_form():
     # the mean is 0 with probability 1/27 and 1/3 of the middle seed with 3/27 more
     scores = [[0.0], [3.0], [9.0]]
     assert stats.interval(scores, stats.mean, confidence=0.95) == (4.0, 0.0, 9.0)  # 1/40 < 1/27
-    # from the top: 9 with 1/27, then 7 with 3/27; 1/20 is past the first and before the second
+    # from the top, 9 has probability 1/27 and 7 has 3/27; 1/20 lies between 1/27 and 4/27
     assert stats.interval(scores, stats.mean, confidence=0.90) == (4.0, 1.0, 7.0)
 
 
-def test_tasks_are_resampled_each_on_its_own():
-    # each task has its lower mean, its middle and its upper with 1/4, 1/2, 1/4: 50 comes with 1/16, 50.5 with 1/8
+def test_interval_of_two_tasks_in_closed_form():
+    # the mean of each task is low, middle or high with probability 1/4, 1/2, 1/4, so 50 has 1/16 and 50.5 has 1/8
     scores = [[0.0, 100.0], [2.0, 104.0]]
     assert stats.interval(scores, stats.mean, confidence=0.95) == (51.5, 50.0, 53.0)  # 1/40 < 1/16
     assert stats.interval(scores, stats.mean, confidence=0.80) == (51.5, 50.5, 52.5)  # 1/16 < 1/10 < 3/16
@@ -183,7 +183,7 @@ def test_tasks_are_resampled_each_on_its_own():
 
 @pytest.mark.parametrize("statistic", STATISTICS)
 def test_resampling_never_mixes_tasks(statistic):
-    """Seeds that agree leave nothing to chance, however far apart tasks are."""
+    """If all seeds of a task agree, the interval has no width, however different the tasks are."""
     scores = np.tile([1e-3, 0.1, 1 / 3, 7.7, 1e6], (11, 1))
     point, low, high = stats.interval(scores, statistic, resamples=200)
     assert low == point == high
@@ -201,14 +201,14 @@ def test_one_seed_has_an_interval_of_no_width(statistic, shape):
 
 
 @pytest.mark.parametrize("statistic", STATISTICS)
-def test_one_seed_of_the_generator_one_interval(statistic):
+def test_intervals_are_reproducible_for_a_generator_seed(statistic):
     scores = random_scores(5, 4)
     assert stats.interval(scores, statistic, 100, seed=3) == stats.interval(scores, statistic, 100, seed=3)
     assert stats.interval(scores, statistic, 100, seed=3) != stats.interval(scores, statistic, 100, seed=4)
 
 
 @pytest.mark.parametrize("statistic", STATISTICS)
-def test_a_curve_is_a_row_of_points(statistic):
+def test_interval_of_a_curve_equals_intervals_of_its_epochs(statistic):
     scores = random_scores(4, 3, 6)
     curve = stats.interval(scores, statistic, resamples=100)
     points = [stats.interval(scores[:, :, epoch], statistic, resamples=100) for epoch in range(6)]
@@ -219,7 +219,7 @@ def test_a_curve_is_a_row_of_points(statistic):
 
 
 @pytest.mark.parametrize("chunk", [1, 500, 10**9])
-def test_chunks_are_invisible(chunk, monkeypatch):
+def test_chunk_size_does_not_change_results(chunk, monkeypatch):
     scores, other = random_scores(4, 3, 6), random_scores(5, 3, seed=1)
 
     def results():
@@ -233,20 +233,20 @@ def test_chunks_are_invisible(chunk, monkeypatch):
         np.testing.assert_array_equal(a, b)
 
 
-def test_chunks_bound_what_is_in_memory(monkeypatch):
+def test_chunks_bound_the_resamples_in_memory(monkeypatch):
     sizes = []
 
-    def watched(scores):
+    def recording_iqm(scores):
         sizes.append(scores.size)
         return stats.iqm(scores)
 
     monkeypatch.setattr(stats, "CHUNK", 500)
-    stats.interval(random_scores(4, 3, 6), watched, resamples=101)  # 72 numbers each, so 6 at a time
-    assert sizes == [72, *[6 * 72] * 16, 5 * 72]  # the scores themselves come first
+    stats.interval(random_scores(4, 3, 6), recording_iqm, resamples=101)  # a resample has 72 numbers, so a chunk has 6
+    assert sizes == [72, *[6 * 72] * 16, 5 * 72]  # the first call is the point estimate
 
 
-def test_epochs_of_a_curve_are_resampled_alike():
-    """A curve that is the same at every epoch has the same interval at every epoch."""
+def test_epochs_of_a_curve_share_their_resamples():
+    """A curve that is constant over epochs has the same interval at every epoch."""
     scores = np.repeat(random_scores(4, 3, 1), 5, axis=2)
     for values in stats.interval(scores, resamples=50):
         assert values.shape == (5,)
@@ -260,7 +260,7 @@ def test_any_function_of_seeds_and_tasks_is_a_statistic():
         stats.interval([[3.0], [7.0]], np.max)
 
 
-def test_intervals_cover_what_they_should():
+def test_intervals_have_about_nominal_coverage():
     """The IQM of a normal distribution is its mean; percentile intervals of ten seeds are a little narrow."""
     scores = np.random.default_rng(7).normal(2.0, 1.0, (200, 10, 4))
     intervals = [stats.interval(scores[i], resamples=200, seed=i) for i in range(200)]
@@ -270,15 +270,15 @@ def test_intervals_cover_what_they_should():
     assert 0.38 <= sum(low <= 2.0 <= high for _, low, high in halves) / 200 <= 0.6
 
 
-def test_integers_and_single_precision_count_as_numbers():
+def test_integer_and_single_precision_scores_are_accepted():
     whole = np.arange(8).reshape(4, 2)
     assert stats.interval(whole) == stats.interval(whole.astype(np.float32)) == stats.interval(whole.astype(float))
 
 
-# What is made of intervals.
+# -- functions of intervals
 
 
-def test_relative_divides_all_three():
+def test_relative_divides_point_and_interval():
     assert stats.relative(stats.Interval(3.0, 2.0, 5.0), 4.0) == (0.75, 0.5, 1.25)
     curve = stats.relative(stats.Interval(*np.array([[2.0, 8.0], [1.0, 4.0], [4.0, 16.0]])), [2.0, 4.0])
     np.testing.assert_array_equal(curve, [[1.0, 2.0], [0.5, 1.0], [2.0, 4.0]])
@@ -305,24 +305,24 @@ def test_a_baseline_must_be_positive(baseline):
 
 def test_profile_by_hand():
     scores = [[0.0, 1.0], [2.0, 3.0]]
-    profile = stats.performance_profile(scores, [-1.0, 0.0, 0.5, 1.0, 2.5, 3.0])  # above, so 0 is not above 0
+    profile = stats.performance_profile(scores, [-1.0, 0.0, 0.5, 1.0, 2.5, 3.0])  # strictly above: 0 is not above 0
     np.testing.assert_array_equal(profile.point, [1.0, 0.75, 0.75, 0.5, 0.25, 0.0])
-    # above 0.5 is one seed of the first task, both of the second: 2, 3 or 4 of 4 with 1/4, 1/2, 1/4
+    # one seed of the first task and both of the second are above 0.5: 2, 3 or 4 of 4 with probability 1/4, 1/2, 1/4
     np.testing.assert_array_equal(profile.low, [1.0, 0.5, 0.5, 0.0, 0.0, 0.0])
     np.testing.assert_array_equal(profile.high, [1.0, 1.0, 1.0, 1.0, 0.5, 0.0])
 
 
-def test_profile_is_that_of_the_slow_loops():
+def test_profile_equals_naive_loops():
     scores, thresholds = random_scores(4, 3), [0.1, 0.9, 1.7]
-    draws = stats.resampled_seeds(np.random.default_rng(2), 60, 4, 3)
+    draws = stats.resample_seeds(np.random.default_rng(2), 60, 4, 3)
     profile = stats.performance_profile(scores, thresholds, resamples=60, seed=2)
 
     def share(rows, level):
         return sum(score > level for row in rows for score in row) / 12
 
     for i, level in enumerate(thresholds):
-        values = [share(slow_resample(scores.tolist(), draw.tolist()), level) for draw in draws]
-        expected = [share(scores.tolist(), level), slow_quantile(values, 0.025), slow_quantile(values, 0.975)]
+        values = [share(naive_resample(scores.tolist(), draw.tolist()), level) for draw in draws]
+        expected = [share(scores.tolist(), level), naive_quantile(values, 0.025), naive_quantile(values, 0.975)]
         assert [part[i] for part in profile] == pytest.approx(expected, abs=1e-12)
 
 
@@ -339,29 +339,29 @@ def test_probability_of_improvement_by_hand():
 
 
 def test_probability_of_improvement_resamples_both_methods():
-    # x is all 2 with 1/4, y all 3 with 1/4, so that x never wins with at least 1/16; and always wins likewise
+    # x is all 2 and y all 3 with probability 1/16, then x never wins; x always wins with at least 1/16 too
     assert stats.probability_of_improvement([[2.0], [4.0]], [[1.0], [3.0]]) == (0.75, 0.0, 1.0)
-    # x wins half of the time if one of them is mixed and the other as bad for x as can be, 1/8 + 1/8
+    # x wins half of the time if one of them is mixed and the other is the worst for x, with probability 1/8 + 1/8
     assert stats.probability_of_improvement([[2.0], [4.0]], [[1.0], [3.0]], confidence=0.8).low == 0.5
 
 
-@pytest.mark.parametrize("decimals", [0, 3])  # many ties, none
-def test_probability_of_improvement_is_that_of_the_slow_loops(decimals):
+@pytest.mark.parametrize("decimals", [0, 3])  # with many ties and without any
+def test_probability_of_improvement_equals_naive_loops(decimals):
     x, y = random_scores(4, 3).round(decimals), random_scores(5, 3, seed=1).round(decimals)
     rng = np.random.default_rng(9)
-    left, right = stats.resampled_seeds(rng, 80, 4, 3), stats.resampled_seeds(rng, 80, 5, 3)
+    left, right = stats.resample_seeds(rng, 80, 4, 3), stats.resample_seeds(rng, 80, 5, 3)
     values = [
-        slow_improvement(slow_resample(x.tolist(), i.tolist()), slow_resample(y.tolist(), j.tolist()))
+        naive_improvement(naive_resample(x.tolist(), i.tolist()), naive_resample(y.tolist(), j.tolist()))
         for i, j in zip(left, right, strict=True)
     ]
-    expected = [slow_improvement(x.tolist(), y.tolist()), slow_quantile(values, 0.025), slow_quantile(values, 0.975)]
+    expected = [naive_improvement(x.tolist(), y.tolist()), naive_quantile(values, 0.025), naive_quantile(values, 0.975)]
     assert stats.probability_of_improvement(x, y, 80, seed=9) == pytest.approx(expected, abs=1e-12)
     assert stats.probability_of_improvement(y, x, 80).point == pytest.approx(1 - expected[0], abs=1e-12)
 
 
-# Bad input.
+# -- invalid input
 
-TAKERS = (
+FUNCTIONS = (
     *STATISTICS,
     stats.interval,
     lambda scores: stats.performance_profile(scores, [0.5]),
@@ -370,7 +370,7 @@ TAKERS = (
 )
 
 
-@pytest.mark.parametrize("taker", TAKERS)
+@pytest.mark.parametrize("function", FUNCTIONS)
 @pytest.mark.parametrize(
     ("scores", "sentence"),
     [
@@ -387,22 +387,22 @@ TAKERS = (
         ([["high", "low", "low"]], "must be numbers"),
     ],
 )
-def test_scores_are_checked(taker, scores, sentence):
+def test_scores_are_checked(function, scores, sentence):
     with pytest.raises(UserError, match=sentence):
-        taker(scores)
+        function(scores)
 
 
 def test_the_number_of_axes_is_checked():
-    for taker in TAKERS[-3:]:
+    for function in FUNCTIONS[-3:]:
         with pytest.raises(UserError, match=r"must have the axes \(seeds, tasks\), but their shape is \(2, 3, 4\)"):
-            taker(np.ones((2, 3, 4)))
+            function(np.ones((2, 3, 4)))
     with pytest.raises(UserError, match=r"the axes \(seeds, tasks, epochs\), but their shape is \(2, 3\)"):
         stats.auc(np.ones((2, 3)))
     with pytest.raises(UserError, match=r"the axes \(seeds, tasks\) or \(seeds, tasks, epochs\)"):
         stats.interval(np.ones((2, 3, 4, 5)))
 
 
-def test_methods_must_share_their_tasks():
+def test_methods_must_have_the_same_number_of_tasks():
     with pytest.raises(UserError, match="the same tasks, and these have 3 and 4"):
         stats.probability_of_improvement(np.ones((2, 3)), np.ones((2, 4)))
 

@@ -11,13 +11,13 @@ import pytest
 
 from isqn import moments
 from isqn.agents import stream_q
-from isqn.experiments.config import begin
+from isqn.agents.registry import make_config
 from isqn.networks import make_network
 from isqn.types import EnvSpec, Transition
 
 VECTOR = EnvSpec("Vector-v0", "gymnasium", (5,), "float32", 3)
 SMALL = EnvSpec("Small-v0", "gymnasium", (6, 6, 2), "float32", 3)
-BASE = begin("stream-q").replace(
+BASE = make_config("stream-q").replace(
     hidden_sizes=(16,), initial_sparsity=0.5, normalise_observations=False, normalise_rewards=False
 )
 

@@ -12,18 +12,19 @@ import numpy as np
 import pytest
 
 import isqn
+from helpers import assert_same, final, stop_after
 from isqn.analysis.cost import size
+from isqn.analysis.probe import known_values, probe_run
 from isqn.cli import main
 from isqn.envs.adapter import Environment, make_environment
 from isqn.envs.registry import make_native
 from isqn.envs.toy import PROBLEMS, optimal_values
 from isqn.presets import preset_config
-from isqn.train import checkpoint, host, record, run
+from isqn.train import checkpoint, host, online, record, run
 from isqn.train.compiled import make_loop
 from isqn.train.doctor import examine
-from isqn.train.probe import known_values, probe_run
+from isqn.train.functions import make_agent
 from isqn.types import EnvSpec, Interrupted, UserError
-from test_resume import assert_same, final, stop_after
 
 CHAIN = preset_config("toy-stream").replace(
     num_bellman_iterations=3, total_timesteps=600, epoch_steps=300, log_period_steps=100, hidden_sizes=(32,)
@@ -80,7 +81,7 @@ def test_a_step_of_the_compiled_loop_is_learned_as_it_was_seen():
     """Each row is where the last one led to, unless an episode began; the frame that is counted is the frame."""
     config = preset_config("minatar-stream").replace(scheme="target-free")
     env = make_native("MinAtar/Breakout-v1")
-    agent, replay = run.make_agent(config, env.spec), run.device_replay(config, env.spec)
+    agent, replay = make_agent(config, env.spec), online.device_replay(config, env.spec)
     loop = make_loop(config, agent, env, replay)
     state, over_before, count = loop.init(jnp.arange(1)), False, 1
     for step in range(30):
@@ -103,7 +104,7 @@ def test_whole_target_periods_are_the_same_steps(num_steps):
     """For speed: T steps and a refresh, without asking at each step."""
     config = COMPILED.replace(target_update_period=5)
     env = make_native(config.env_id)
-    agent, replay = run.make_agent(config, env.spec), run.device_replay(config, env.spec)
+    agent, replay = make_agent(config, env.spec), online.device_replay(config, env.spec)
     loop = make_loop(config, agent, env, replay)
     one, ended, totals = loop.run(loop.init(jnp.arange(2)), 0, num_steps=num_steps, learning=True)
     other, steps = loop.init(jnp.arange(2)), []
@@ -311,7 +312,7 @@ def test_a_file_says_its_agent(tmp_path, capsys):
     run.start(COMPILED.replace(total_timesteps=300), tmp_path / "run", quiet=True)
     file = str(tmp_path / "run" / "config.toml")
     assert main(["train", "--config", file, "--run-dir", str(tmp_path / "again"), "--quiet"]) == 0
-    assert run.read_config(tmp_path / "again").agent == "stream-q"
+    assert record.read_config(tmp_path / "again").agent == "stream-q"
     assert main(["train", "dqn", "--config", file, "--run-dir", str(tmp_path / "no")]) == 2
     assert "is of `isqn train stream-q`, not of `isqn train dqn`." in capsys.readouterr().err
 
@@ -382,8 +383,8 @@ def test_frames_are_stacked_after_they_were_normalised():
     pytest.importorskip("ale_py")
     config = preset_config("atari-stream").replace(scheme="target-free")
     env = make_environment(config.env_id, protocol=config.protocol)
-    agent = run.make_agent(config, env.spec)
-    call, replay = host.compile_agent(agent), run.replay_factory(config, env.spec)()
+    agent = make_agent(config, env.spec)
+    call, replay = host.compile_agent(agent), online.replay_factory(config, env.spec)()
     state, seen = call.observe(agent.init(0), env.reset(0))
     replay.add_first(seen)
     frames = [seen]

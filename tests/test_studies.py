@@ -16,15 +16,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from isqn.agents.dqn import DqnConfig
 from isqn.cli import main
 from isqn.envs.scores import RANDOM_RETURNS, SCORES, game_of
 from isqn.experiments import drive
-from isqn.experiments.config import Config
 from isqn.presets import PRESETS, preset_config
+from isqn.schemes import SCHEMES
 from isqn.study.catalogue import MINI, QUESTIONS, find_study
 from isqn.study.catalogue import PAPER as GRIDS
 from isqn.study.grid import Cell, Study, read_study, slug, to_toml
-from isqn.schemes import SCHEMES
 from isqn.types import UserError
 
 PAPER = Path(__file__).parents[2] / "shared" / "paper" / "is-qn.tex"
@@ -128,10 +128,10 @@ def test_the_paper_changes_nothing_else(name):
     }.get(name, set())
     presets = {"online-plain": "atari-cnn", "online-batchnorm": "atari-cnn", "online-impala": "atari-impala-ln"}
     presets |= {"streaming": "atari-stream", "continuous": "dmc-hard", "offline": "atari-cql", "language": "wordle"}
-    expected = preset_config(presets.get(name, "atari-cnn-ln")).kept()
+    expected = preset_config(presets.get(name, "atari-cnn-ln")).resume_fields()
     for cell in paper(name).cells:
         own = {"scheme", "num_bellman_iterations", "env_id", "experiment", *asked}
-        differ = {field for field, value in cell.config.kept().items() if value != expected[field]}
+        differ = {field for field, value in cell.config.resume_fields().items() if value != expected[field]}
         assert differ <= own
         assert cell.config.env_id == cell.task
         assert cell.config.experiment == name
@@ -845,7 +845,7 @@ GOOD: dict[str, Any] = {
     "panels": "layer_norm",
 }
 OF_A_STUDY = [*Study.__dataclass_fields__, "x y"]
-OF_A_TABLE = [*Config.__dataclass_fields__, "name", "preset", "random_score", "reference_score", *SCHEMES, "x y", ""]
+OF_A_TABLE = [*DqnConfig.__dataclass_fields__, "name", "preset", "random_score", "reference_score", *SCHEMES, "x y", ""]
 texts = st.sampled_from(
     ["", "TB-DQN", "target-free", "toy", "wordle", "cql", "loss", "seed", "batch_size", "..", "a/b", "λ", "\n", "\x00"]
 )

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from isqn.experiments.config import Config
+from isqn.agents.dqn import DqnConfig
 from isqn.train import record, run
 
-HOST = Config(
+HOST = DqnConfig(
     env_id="isqn/Chain-v0",
     loop="host",
     hidden_sizes=(8,),
@@ -77,7 +77,7 @@ def test_tensorboard_events_are_the_tables_under_cleanrls_names(config, tmp_path
 def test_nothing_is_tracked_unless_asked(tmp_path):
     run.start(HOST, tmp_path / "run", quiet=True)
     assert not (tmp_path / "run" / "tensorboard").exists()
-    assert Config().track == "none"
+    assert DqnConfig().track == "none"
 
 
 class Fake(types.ModuleType):

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from isqn.language.data import to_tokens
 from isqn.envs import wordle, wordle_players
+from isqn.language.data import to_tokens
 from isqn.language.game import Games, colours, decode, encode, guesses_of, table
 from isqn.language.words import COMMON, DAYS, find_words
 from isqn.types import UserError

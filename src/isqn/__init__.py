@@ -1,6 +1,6 @@
 """Deep value-based reinforcement learning without the second network.
 
-Importing it starts no device: everything below is loaded when it is first used.
+Importing the package starts no device: each public name is loaded when it is first used.
 """
 
 from __future__ import annotations
@@ -13,13 +13,19 @@ __version__ = "0.1.0"
 _HOMES = {
     "Model": "isqn.model",
     "evaluate": "isqn.model",
-    "Config": "isqn.experiments.config",
     "TargetScheme": "isqn.schemes",
     "target_based": "isqn.schemes",
     "target_free": "isqn.schemes",
     "iterated_shared": "isqn.schemes",
     "ensemble_shared": "isqn.schemes",
     "iterated_target_based": "isqn.schemes",
+    "register_scheme": "isqn.schemes",
+    "register_loss": "isqn.losses",
+    "register_agent": "isqn.agents.registry",
+    "make_config": "isqn.agents.registry",
+    "register_torso": "isqn.networks.torsos",
+    "register_environment": "isqn.envs.registry",
+    "NativeEnvironment": "isqn.envs.native",
     "make_environment": "isqn.envs.adapter",
     "check_environment": "isqn.envs.check",
     "UserError": "isqn.types",

@@ -7,8 +7,8 @@ Nothing that is read from disk, such as a run folder, a model or a dataset, impo
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
-import runpy
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -26,13 +26,26 @@ def import_all(names: Iterable[str]) -> None:
             if not name.endswith(".py"):
                 _import_module(name)
             elif (text := Path(name).read_text()) not in _IMPORTED_FILES:
-                runpy.run_path(name)
+                _import_file(Path(name))
                 _IMPORTED_FILES.add(text)
         except (Exception, SystemExit) as error:  # whatever is wrong in a file of the user's
             why = f"{type(error).__name__}: {error}"
             raise UserError(f"--import: {name!r} cannot be imported: {why}.") from error
         if name not in IMPORTED:
             IMPORTED.append(name)
+
+
+def _import_file(path: Path) -> None:
+    """Import a file as a module of its own name, whose source `--help` reads for the settings it defines."""
+    name = path.stem if path.stem not in sys.modules else f"{path.stem}_{len(_IMPORTED_FILES)}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    sys.modules[name] = module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
 
 
 def _import_module(name: str) -> None:

@@ -17,22 +17,28 @@ import jax.numpy as jnp
 import numpy as np
 
 from isqn.agents.base import Agent, AgentState
+from isqn.agents.registry import agent_names, config_from_mapping, find_agent, make_config
+from isqn.config.fields import field_names, nearest, require_effect
+from isqn.config.parts import Offline
+from isqn.config.toml import to_toml
 from isqn.data.files import DamagedFile
 from isqn.envs.adapter import Environment, make_environment
-from isqn.experiments.config import AGENTS, Config, begin, from_mapping, nearest, require_effect, to_toml
-from isqn.presets import preset_config, preset_for
+from isqn.imports import import_all, module_of
+from isqn.presets import default_config, preset_config
 from isqn.schemes import TargetScheme, k_of
 from isqn.train import checkpoint, record, run
 from isqn.train.evaluate import Episode, load_agent_state
 from isqn.train.evaluate import evaluate as play
+from isqn.train.functions import make_agent
+from isqn.train.player import require_environment_agent
 from isqn.types import Array, EnvSpec, UserError
 
 
 class Model:
     """An agent and how it is trained.
 
-    `env` is an environment id or a `gymnasium.Env`; `scheme` comes from `isqn.schemes`; every other field of
-    a `Config` can be given by name, on top of a preset (by default the one that fits the environment).
+    `env` is an environment id or a `gymnasium.Env`; `scheme` comes from `isqn.schemes`; every other setting of the
+    agent can be given by name, on top of a preset (by default the one that fits the environment).
     """
 
     def __init__(
@@ -46,38 +52,41 @@ class Model:
     ):
         if not isinstance(scheme, TargetScheme | None):
             raise UserError(f"scheme is {scheme!r}; it must come from isqn, such as isqn.iterated_shared(9).")
-        if algorithm not in AGENTS:
-            raise UserError(f"algorithm {algorithm!r} is not known; {nearest(str(algorithm), AGENTS)}")
-        env = begin(algorithm).env_id if env is None else env
+        if algorithm not in agent_names():
+            raise UserError(f"algorithm {algorithm!r} is not known; {nearest(str(algorithm), agent_names())}")
+        env = make_config(algorithm).env_id if env is None else env
+        if isinstance(env, str) and module_of(env):
+            import_all([module_of(env)])
         self._env = None if isinstance(env, str) else make_environment(env)
         env_id = self._env.spec.id if self._env else str(env)
-        base = preset_config(preset_for(env_id, algorithm) if preset == "auto" else preset, algorithm)
+        base = default_config(algorithm, env_id) if preset == "auto" else preset_config(preset, algorithm)
         if scheme is not None:
             fields |= {"scheme": scheme.name, "num_bellman_iterations": k_of(scheme)}
-        if self._env:
-            fields["loop"] = "host"  # the object that was given is the environment to play
-        config = from_mapping({"env_id": env_id, **fields}, "isqn.Model", base)
+        if self._env and "loop" in field_names(type(base)):
+            fields["loop"] = "host"  # the given object is the environment
+        config = config_from_mapping({"env_id": env_id, **fields}, "isqn.Model", base)
         require_effect(config, base)
         self._begin(config)
         self.state: AgentState = jax.jit(self._agent.init)(self.config.seed)
 
-    def _begin(self, config: Config, spec: EnvSpec | None = None) -> None:
-        run.require_environment(config, "isqn.Model")
+    def _begin(self, config: Any, spec: EnvSpec | None = None) -> None:
+        require_environment_agent(config, "isqn.Model")
         self.config = config
         self.spec = spec or (self._env.spec if self._env else run.specification(config))
         self.num_timesteps = 0
         self._run_dir: Path | None = None
-        self._agent = run.make_agent(config, self.spec)
-        self._certain = run.make_agent(config.replace(acting_rule="mean", meta_gradient="none"), self.spec)
-        self._act = {False: self._chooser(self._agent), True: self._chooser(self._certain)}
+        self._agent = make_agent(config, self.spec)
+        plain = {"meta_gradient": "none"} if "meta_gradient" in field_names(type(config)) else {}
+        self._deterministic_agent = make_agent(config.replace(acting_rule="mean", **plain), self.spec)
+        self._act = {False: self._make_act(self._agent), True: self._make_act(self._deterministic_agent)}
         self._draws = 0
 
-    def _chooser(self, agent: Agent) -> Any:
-        """Actions for a batch of observations, each on its own; in a stream, each as if it came next."""
+    def _make_act(self, agent: Agent) -> Any:
+        """Return a function from a batch of observations to actions; in a stream, each is the next observation."""
         width = self.spec.frame_shape[-1]
 
         def choose(state: AgentState, obs: Array, epsilon: Array, step: Array) -> Array:
-            if not agent.streams:
+            if not agent.is_streaming:
                 return agent.act(state, obs, epsilon, step, jnp.int32(0)).action
             frames = jnp.split(obs, obs.shape[-1] // width, axis=-1)  # from the oldest to the newest
             begun = jnp.bool(False)
@@ -92,7 +101,7 @@ class Model:
     def learn(
         self, total_timesteps: int | None = None, *, run_dir: str | Path | None = None, quiet: bool = True
     ) -> Model:
-        """Train for so many more steps, in whole epochs. The run folder is `run_dir`, or a temporary one."""
+        """Train for `total_timesteps` more steps, in whole epochs. The run folder is `run_dir`, or a temporary one."""
         self._require_offline(False, "learn")
         more = self.config.total_timesteps if total_timesteps is None else total_timesteps
         if not isinstance(more, int | np.integer) or more < 1:
@@ -109,9 +118,9 @@ class Model:
                 raise UserError(f"This model learns in {self._run_dir}; it cannot go on in {run_dir}.")
             so_far = self.config.num_epochs * self.config.epoch_steps
             config = self.config.replace(total_timesteps=so_far + int(more))
-        run.require_possible(config, self.spec, compiled_loop=self._env is None and run.uses_compiled_loop(config))
+        run.require_possible(config, self.spec, on_host=self._env is not None)
         folder = self._run_dir or (Path(run_dir) if run_dir is not None else self._temporary())
-        with record.hold([folder]):
+        with record.lock_run([folder]):
             if self._run_dir is None:
                 record.create_run(folder, config)
             else:
@@ -129,7 +138,7 @@ class Model:
         run_dir: str | Path | None = None,
         quiet: bool = True,
     ) -> Model:
-        """Learn from a dataset alone, of a model of "cql": so many updates, with evaluations as the settings say."""
+        """Learn from a dataset alone by `num_updates` gradient steps, with evaluations as configured (for "cql")."""
         self._require_offline(True, "fit")
         if self.num_timesteps:
             raise UserError("A model is fitted once, from its start; make another one to fit again.")
@@ -140,9 +149,9 @@ class Model:
         config = self.config.replace(dataset=str(dataset), num_updates=int(wanted), epoch_updates=epoch)
         spec = run.specification(config)
         _require_same_shapes(self.spec, spec)
-        run.require_possible(config, spec, compiled_loop=False)
+        run.require_possible(config, spec, on_host=True)
         folder = Path(run_dir) if run_dir is not None else self._temporary()
-        with record.hold([folder]):
+        with record.lock_run([folder]):
             record.create_run(folder, config)
             run.train(config, [folder], quiet=quiet, env=self._env)
         self.config, self._run_dir = config, folder
@@ -150,22 +159,24 @@ class Model:
         return self
 
     def _require_offline(self, wanted: bool, method: str) -> None:
-        if self.config.is_offline != wanted:
-            instead = "fit(dataset)" if self.config.is_offline else "learn(total_timesteps)"
+        offline = isinstance(self.config, Offline)
+        if offline != wanted:
+            instead = "fit(dataset)" if offline else "learn(total_timesteps)"
             raise UserError(f"A model of {self.config.agent!r} has no {method}; call {instead}.")
 
     def _temporary(self) -> Path:
-        """A folder that goes with this object."""
+        """Return a folder that is deleted with this object."""
         folder = mkdtemp(prefix="isqn-")
         weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         return Path(folder) / "run"
 
     def predict(self, obs: Any, deterministic: bool = True) -> tuple[Any, None]:
-        """An action for an observation, or actions for a batch; the second value is there for SB3's loops.
+        """Return an action for an observation, or actions for a batch, and None, which SB3's loops expect.
 
-        Deterministic: the best action by the mean of the online heads, or the mean of a policy. Otherwise as in
-        training, at its last epsilon, or a sample of the policy. Where frames are stacked, an observation is the
-        stack. Observations and actions are those of the environment: a number where its space is Discrete.
+        Deterministic: the best action by the mean of the online heads, or the mean of a policy. Otherwise the agent
+        acts as in training, at its last epsilon, or samples its policy. If frames are stacked, an observation is the
+        stack.
+        Observations and actions are those of the environment: a number if its space is Discrete.
         """
         obs, shape = np.asarray(obs), self.spec.obs_shape
         if self.spec.first_state is not None and np.issubdtype(obs.dtype, np.integer):
@@ -194,7 +205,7 @@ class Model:
         return np.eye(count)[states]
 
     def save(self, path: str | Path) -> None:
-        """A folder: the configuration as TOML, the agent as safetensors, a manifest as JSON. No code in it."""
+        """Save a folder with the config as TOML, the agent as safetensors and a manifest as JSON. It holds no code."""
         folder = Path(path)
         if (folder / "checkpoints").is_dir():
             raise UserError(f"{folder} is a run, which `Model.load` reads as it is; save to another folder.")
@@ -207,13 +218,13 @@ class Model:
 
     @classmethod
     def load(cls, path: str | Path, env: gym.Env[Any, Any] | None = None) -> Model:
-        """What `save` wrote, or the last checkpoint of a run folder; `env` if it was trained in an object."""
+        """Load what `save` wrote, or the last checkpoint of a run folder; `env` if it was trained in an object."""
         folder = Path(path)
         if not (folder / "config.toml").is_file():
             raise UserError(f"{folder} is neither a saved model nor a run: there is no config.toml in it.")
         model = cls.__new__(cls)
         model._env = None if env is None else make_environment(env)
-        config = run.read_config(folder)
+        config = record.read_config(folder)
         if not (folder / "model").is_dir():
             model._begin(config)
             model.state, model.num_timesteps = load_agent_state(folder, model._agent)
@@ -259,9 +270,9 @@ def evaluate(
     seed: int = 100,
     epsilon: float | None = None,
 ) -> list[Episode]:
-    """Play whole games with a model: seed, return and length of each. Without `env`, in its own environment.
+    """Play whole games with a model, in its own environment or in `env`; return the seed, return and length of each.
 
-    A policy acts by its mean; values act as in training, with 0.001 of random actions unless `epsilon` says otherwise.
+    A policy acts by its mean; values act as in training, with a probability of 0.001 of a random action or `epsilon`.
     """
     if episodes < 1:
         raise UserError(f"episodes is {episodes}; it must be at least 1.")
@@ -269,7 +280,7 @@ def evaluate(
     made = given or make_environment(env or model.config.env_id, protocol=model.config.protocol)
     _require_same_shapes(model.spec, made.spec)
     played = play(
-        model._certain if model.config.is_actor_critic else model._agent,
+        model._deterministic_agent if find_agent(model.config.agent).evaluation_rule else model._agent,
         model.state,
         made,
         episodes=episodes,

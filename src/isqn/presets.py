@@ -398,19 +398,17 @@ PRESETS: dict[str, Preset] = {
     "toy": Preset(
         "a problem with known values, in seconds",
         DqnConfig(
-            **{
-                "env_id": "isqn/Chain-v0",
-                "hidden_sizes": (64,),
-                "discount": 0.9,
-                "buffer_size": 10_000,
-                "learning_starts": 500,  # as long as a row of metrics: one program less to compile
-                "epsilon_decay_steps": 5_000,
-                "epsilon_end": 0.1,  # every action goes on being tried, so that all values are learned
-                "target_update_period": 50,
-                "epoch_steps": 2_000,
-                "log_period_steps": 500,
-                "total_timesteps": 10_000,
-            }
+            env_id="isqn/Chain-v0",
+            hidden_sizes=(64,),
+            discount=0.9,
+            buffer_size=10_000,
+            learning_starts=500,  # as long as a row of metrics: one program less to compile
+            epsilon_decay_steps=5_000,
+            epsilon_end=0.1,  # every action goes on being tried, so that all values are learned
+            target_update_period=50,
+            epoch_steps=2_000,
+            log_period_steps=500,
+            total_timesteps=10_000,
         ),
     ),
 }

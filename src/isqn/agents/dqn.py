@@ -152,7 +152,7 @@ def evaluate_pairs(
 ) -> tuple[Values, Values, Params]:
     """Evaluate the online and the target head of each pair at s and s'.
 
-    Returns two `Values` of shape (B, pairs, ...) and the new statistics. A gradient flows to the online heads at s only.
+    Returns two `Values` of shape (B, pairs, ...) and the new statistics. Only the online heads at s have a gradient.
     Values that a loss does not use are never computed.
     """
 

@@ -1,4 +1,4 @@
-"""What a scheme costs before any training: parameters, work per update, bytes of network, optimizer and replay."""
+"""Cost of an agent before training: parameters, FLOPs per update, and memory of the network and the optimizer."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ from typing import Any, NamedTuple
 
 import jax
 
-from isqn import agents
-from isqn.compiler import jit
-from isqn.experiments.config import Config
-from isqn.language.learning import make_learner
+from isqn.agents.registry import make_agent
+from isqn.config.parts import Run
 from isqn.types import EnvSpec, num_bytes
 
 COMPARED = (
@@ -21,25 +19,29 @@ COMPARED = (
 
 
 class Size(NamedTuple):
-    parameters: int  # of the networks that learn
-    policy_parameters: int  # of these, a policy's and its temperature
-    copied_parameters: int  # of the older copies that the scheme keeps
-    network_bytes: int  # parameters, copies and the averages of BatchNorm
-    optimizer_bytes: int  # of a stream: its traces
-    moments_bytes: int  # what observations and rewards are normalised by
+    """Number of parameters and bytes of an agent's state."""
+
+    parameters: int  # trainable parameters, those of the policy included
+    policy_parameters: int  # trainable parameters of the policy and of the entropy temperature
+    copied_parameters: int  # parameters of the target copies
+    network_bytes: int  # parameters, target copies and BatchNorm statistics
+    optimizer_bytes: int  # optimizer state; eligibility traces of a streaming agent
+    moments_bytes: int  # running moments that normalise observations and rewards
 
     @property
     def kept_parameters(self) -> int:
+        """Trainable parameters and target copies."""
         return self.parameters + self.copied_parameters
 
     @property
     def kept_critic(self) -> int:
+        """Trainable parameters and target copies of the critic."""
         return self.kept_parameters - self.policy_parameters
 
 
-def size(config: Config, spec: EnvSpec) -> Size:
-    """Of one agent, from its shapes: nothing is compiled or allocated."""
-    state = jax.eval_shape(agents.make(config, spec).init, 0)
+def size(config: Run, spec: EnvSpec) -> Size:
+    """Return the size of an agent, from its shapes alone: nothing is compiled or allocated."""
+    state = jax.eval_shape(make_agent(config, spec).init, 0)
     policy = state.policy._replace(statistics=()) if hasattr(state.policy, "statistics") else state.policy
     return Size(
         parameters=_count((state.params, policy)),
@@ -49,22 +51,6 @@ def size(config: Config, spec: EnvSpec) -> Size:
         optimizer_bytes=num_bytes(state.optimizer),
         moments_bytes=num_bytes(state.moments),
     )
-
-
-def flops_per_update(config: Config, spec: EnvSpec) -> float:
-    """From the compiler's analysis of the compiled update."""
-    config = config.replace(updates_per_step=1)
-    agent = agents.make(config, spec)
-    state = jax.eval_shape(agent.init, 0)
-    compiled = jit(agent.update, donate_argnums=0).lower(state, config.seen(spec).batch(config.batch_size)).compile()
-    return float((compiled.cost_analysis() or {}).get("flops", math.nan))
-
-
-def flops_per_game(config: Config, spec: Any) -> float:
-    """Of one pass through all networks, from the program as it is before compiling, which would take a minute."""
-    state = jax.eval_shape(agents.make(config, spec).init, 0)
-    lowered = jax.jit(make_learner(config, spec, unroll=True).loss).lower(state, spec.batch(1))
-    return float((lowered.cost_analysis() or {}).get("flops", math.nan))
 
 
 def _count(tree: Any) -> int:

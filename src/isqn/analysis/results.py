@@ -1,7 +1,7 @@
-"""Runs on disk as arrays: the mean training return of every epoch, by method, seed and task.
+"""Results of finished and unfinished runs as arrays: the mean return of every epoch, by method, seed and task.
 
-Nothing is left out in silence: runs that are missing, of other lengths or of other protocols are refused with their
-list, unless it is said what to do about them, and then the notes say what was done.
+Runs that are missing, or that differ in length or in protocol, are refused with their list. The caller may choose to
+drop, truncate or pool them instead, and then the notes say what was done.
 """
 
 from __future__ import annotations
@@ -16,35 +16,35 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from isqn.config.fields import nearest
 from isqn.envs import minatar
 from isqn.envs.scores import RANDOM_RETURNS, SCORES, game_of
-from isqn.experiments.config import Config, nearest
 from isqn.train import record
 from isqn.types import UserError
 
 MISSING = ("fail", "drop", "truncate")
-SHOWN = {"versions": dict, "cores": int, "trained_with": list, "command": str}  # what a report takes of a summary
+SUMMARY_TYPES = {"versions": dict, "cores": int, "trained_with": list, "command": str}  # fields that a report reads
 
 Key = tuple[str, str, int]  # task, method, seed
-Scores = dict[str, np.ndarray]  # rliable's: method -> (seeds, tasks, epochs)
-References = Mapping[str, tuple[float | None, float | None]]  # task -> the returns that are 0 and 1, where given
+Scores = dict[str, np.ndarray]  # method -> (seeds, tasks, epochs), as in rliable
+References = Mapping[str, tuple[float | None, float | None]]  # task -> returns that count as 0 and as 1, where given
 
 
-class Incomparable(UserError):
-    """The runs are there, but no scale that they share."""
+class IncomparableError(UserError):
+    """The runs exist, but their returns cannot be put on a common scale."""
 
 
 class Run(NamedTuple):
-    """One run as it lies on disk."""
+    """Settings and results of one run, read from its folder."""
 
     task: str
     method: str
-    config: Config
-    returns: tuple[float, ...]  # of each epoch that has ended
+    config: Any
+    returns: tuple[float, ...]  # mean return of each completed epoch
     finished: bool
     summary: dict[str, Any]
-    metrics: dict[str, np.ndarray]  # the columns of metrics.csv; empty cells are not numbers
-    measures: dict[str, np.ndarray] = {}  # noqa: RUF012 - never written to; those of measures.csv, where there is one
+    metrics: dict[str, np.ndarray]  # columns of metrics.csv; empty cells are nan
+    measures: dict[str, np.ndarray] = {}  # noqa: RUF012 - never written to; columns of measures.csv, if it exists
 
     @property
     def key(self) -> Key:
@@ -57,63 +57,67 @@ class Run(NamedTuple):
 
 @dataclass(frozen=True)
 class Results:
-    """Runs that can be compared: every method has every seed on every task, for as many epochs."""
+    """Comparable runs: every method has every seed on every task, with the same number of epochs."""
 
     tasks: tuple[str, ...]
     seeds: tuple[int, ...]
-    returns: Scores  # as the environment counts
-    runs: tuple[Run, ...]  # those in the arrays, cut as these are
-    notes: tuple[str, ...]  # what was left out, cut or pooled
+    returns: Scores  # not normalised
+    runs: tuple[Run, ...]  # the runs in the arrays, truncated like them
+    notes: tuple[str, ...]  # seeds dropped, epochs truncated, protocols pooled
 
 
-def read_run(folder: Path, config: Config, task: str, method: str) -> Run:
-    """What a folder holds so far."""
+def read_run(folder: Path, config: Any, task: str, method: str) -> Run:
+    """Read the results that a run folder holds so far."""
     summary = record.read_summary(folder)
     finished = summary.get("status") == "finished"
-    with _undamaged(folder / "summary.json" if finished else record.results_table(folder)):
-        means = summary["epoch_returns"] if finished else _epoch_means(folder, config)
-        if finished:  # nothing is written of last epochs in which no episode ended
+    with _report_damage(folder / "summary.json" if finished else record.results_table(folder)):
+        means = summary["epoch_returns"] if finished else _completed_epoch_returns(folder, config)
+        if finished:  # the summary omits trailing epochs in which no episode ended
             if abs(summary["auc"] - sum(mean for mean in means if mean is not None)) > 1e-6:
                 raise ValueError("auc is not the sum of epoch_returns")
             means = [*means, *[None] * (config.num_epochs - len(means))]
-        returns = _filled(means)
+        returns = _fill_gaps(means)
         if not np.isfinite(returns).all():
             raise ValueError("returns must be numbers")
-    with _undamaged(folder / "summary.json"):
-        for name, kind in SHOWN.items():
+    with _report_damage(folder / "summary.json"):
+        for name, kind in SUMMARY_TYPES.items():
             if not isinstance(summary.get(name, kind()), kind):
                 raise TypeError(f"{name} is no {kind.__name__}")
-    with _undamaged(folder / "metrics.csv"):
-        metrics = _columns(folder / "metrics.csv")
-    with _undamaged(folder / "measures.csv"):
-        measures = _columns(folder / "measures.csv")
+    with _report_damage(folder / "metrics.csv"):
+        metrics = _read_columns(folder / "metrics.csv")
+    with _report_damage(folder / "measures.csv"):
+        measures = _read_columns(folder / "measures.csv")
     return Run(task, method, config, returns, finished, summary, metrics, measures)
 
 
 @contextmanager
-def _undamaged(file: Path) -> Iterator[None]:
+def _report_damage(file: Path) -> Iterator[None]:
+    """Turn an error while reading a file into a `UserError` that names the file."""
     try:
         yield
     except (KeyError, TypeError, ValueError) as error:
-        what = f"{file} is damaged ({type(error).__name__}: {error})"
-        raise UserError(f"{what}; move {file.parent} away, and train that run again.") from None
+        damage = f"{file} is damaged ({type(error).__name__}: {error})"
+        raise UserError(f"{damage}; move {file.parent} away, and train that run again.") from None
 
 
-def _epoch_means(folder: Path, config: Config) -> list[float | None]:
-    """Of those that have ended: an epoch of training goes on, an evaluation is written when it is over."""
+def _completed_epoch_returns(folder: Path, config: Any) -> list[float | None]:
+    """Return the mean return of each completed epoch of an unfinished run.
+
+    The last epoch of an online run is still in progress. An offline run writes an evaluation only when it is complete.
+    """
     means = record.results(folder)["epoch_returns"] if record.results_table(folder).is_file() else []
-    return means if config.is_offline else means[:-1]
+    return means if config.results_table == "evaluations" else means[:-1]
 
 
-def _filled(means: Iterable[float | None]) -> tuple[float, ...]:
-    """An epoch in which no episode ended is as good as the one before it, and the first as good as the next."""
+def _fill_gaps(means: Iterable[float | None]) -> tuple[float, ...]:
+    """Give an epoch without a completed episode the return of the epoch before it, or of the first one that has any."""
     means = list(means)
     last = next((mean for mean in means if mean is not None), None)
     filled = [last := last if mean is None else mean for mean in means]
     return tuple(float(mean) for mean in filled if mean is not None)
 
 
-def _columns(path: Path) -> dict[str, np.ndarray]:
+def _read_columns(path: Path) -> dict[str, np.ndarray]:
     rows = record.read_table(path) if path.is_file() else []
     return {name: np.array([float(row[name] or "nan") for row in rows]) for name in (rows[0] if rows else ())}
 
@@ -127,58 +131,60 @@ def gather(
     missing: str = "fail",
     pool_protocols: bool = False,
 ) -> Results:
-    """Runs as arrays.
+    """Combine runs into arrays of returns.
 
-    `missing` says what to do if a run is not there, or shorter than others: fail; drop its seed; or truncate all runs
-    to the epochs that the shortest has, and drop the seeds that lack a run with any.
+    `missing` is the policy for runs that do not exist or are shorter than others. "fail" raises an error; "drop" leaves
+    out their seeds; "truncate" cuts all runs to the shortest, and leaves out only seeds with a run that has no epoch.
     """
     if missing not in MISSING:
         raise UserError(f"missing is {missing!r}; {nearest(missing, MISSING)}")
-    found = {run.key: run for run in runs}
+    by_key = {run.key: run for run in runs}
     tasks, methods, seeds = tuple(tasks), tuple(methods), tuple(seeds)
-    wanted = list(itertools.product(tasks, methods, seeds))
-    if not wanted:
+    requested = list(itertools.product(tasks, methods, seeds))
+    if not requested:
         raise UserError("There are no runs to compare: tasks, methods and seeds must not be empty.")
-    there = {key for key, run in found.items() if run.returns and (run.finished or missing == "truncate")}
-    seeds, left_out = _common_seeds(wanted, there, missing)
-    kept = [found[key] for key in wanted if key[2] in seeds]
-    epochs, shortened = _common_epochs(kept, missing)
-    notes = (*left_out, *shortened, *_pooled(kept, pool_protocols))
-    cut = {run.key: _cut(run, epochs) for run in kept}
+    usable = {key for key, run in by_key.items() if run.returns and (run.finished or missing == "truncate")}
+    seeds, dropped = _common_seeds(requested, usable, missing)
+    selected = [by_key[key] for key in requested if key[2] in seeds]
+    epochs, truncated = _common_epochs(selected, missing)
+    notes = (*dropped, *truncated, *_check_protocols(selected, pool_protocols))
+    final = {run.key: _truncate(run, epochs) for run in selected}
     returns = {
-        method: np.array([[cut[task, method, seed].returns for task in tasks] for seed in seeds]) for method in methods
+        method: np.array([[final[task, method, seed].returns for task in tasks] for seed in seeds])
+        for method in methods
     }
-    return Results(tasks, seeds, returns, tuple(cut.values()), notes)
+    return Results(tasks, seeds, returns, tuple(final.values()), notes)
 
 
-def _common_seeds(wanted: list[Key], there: set[Key], missing: str) -> tuple[tuple[int, ...], list[str]]:
-    """The seeds of which all runs are there, and what is to be said of the others."""
-    lacking = [key for key in wanted if key not in there]
-    gone = {seed for _, _, seed in lacking}
-    seeds = tuple(dict.fromkeys(seed for _, _, seed in wanted if seed not in gone))
-    if not lacking:
+def _common_seeds(requested: list[Key], usable: set[Key], missing: str) -> tuple[tuple[int, ...], list[str]]:
+    """Return the seeds that have all their runs, and notes about the others."""
+    missing_runs = [key for key in requested if key not in usable]
+    dropped = {seed for _, _, seed in missing_runs}
+    seeds = tuple(dict.fromkeys(seed for _, _, seed in requested if seed not in dropped))
+    if not missing_runs:
         return seeds, []
-    few = f"{len(lacking)} of {len(wanted)} runs are missing, unfinished or without an episode"
+    reason = f"{len(missing_runs)} of {len(requested)} runs are missing, unfinished or without an episode"
     if missing == "fail":
         raise UserError(
-            f"{few}: {_listed(lacking)}; train them, longer if no episode ends, or take --missing drop (without their "
-            "seeds) or truncate (all to the shortest)."
+            f"{reason}: {_describe(missing_runs)}; train them, longer if no episode ends, or take --missing drop "
+            "(without their seeds) or truncate (all to the shortest)."
         )
     if not seeds:
         raise UserError(
-            f"No seed has a run of every method on every task: {few}, {_listed(lacking)}; train them, or report a "
-            "folder with fewer methods and tasks in it."
+            f"No seed has a run of every method on every task: {reason}, {_describe(missing_runs)}; train them, or "
+            "report a folder with fewer methods and tasks in it."
         )
-    return seeds, [f"Left out: {_seeds(gone)}, because {few}."]
+    return seeds, [f"Left out: {_describe_seeds(dropped)}, because {reason}."]
 
 
 def _common_epochs(runs: list[Run], missing: str) -> tuple[int, list[str]]:
+    """Return the number of epochs that all runs have, and notes about truncated ones."""
     for one, other in itertools.pairwise(sorted(runs, key=lambda run: run.task)):
-        mine, theirs = one.config.epoch_length, other.config.epoch_length
-        if one.task == other.task and mine != theirs:
+        length, other_length = one.config.epoch_length, other.config.epoch_length
+        if one.task == other.task and length != other_length:
             raise UserError(
-                f"The epochs of {_listed([one.key])} have {mine} steps and those of {_listed([other.key])} {theirs}; "
-                "train them with the same --epoch-steps, or report them apart."
+                f"The epochs of {_describe([one.key])} have {length} steps and those of {_describe([other.key])} "
+                f"{other_length}; train them with the same --epoch-steps, or report them apart."
             )
     epochs = min(len(run.returns) for run in runs)
     longest = max(max(len(run.returns), run.config.num_epochs) for run in runs)
@@ -187,23 +193,24 @@ def _common_epochs(runs: list[Run], missing: str) -> tuple[int, list[str]]:
     if missing != "truncate":
         shorter = [run.key for run in runs if len(run.returns) < longest]
         raise UserError(
-            f"Runs have different numbers of epochs: {longest}, and fewer in {_listed(shorter)}; take --missing "
+            f"Runs have different numbers of epochs: {longest}, and fewer in {_describe(shorter)}; take --missing "
             "truncate, which cuts all to the shortest."
         )
-    return epochs, [f"Cut: all runs to their first {epochs} of {longest} epochs."]
+    return epochs, [f"Truncated: all runs to their first {epochs} of {longest} epochs."]
 
 
-def _cut(run: Run, epochs: int) -> Run:
+def _truncate(run: Run, epochs: int) -> Run:
+    """Cut the returns and metrics of a run to its first epochs."""
     if epochs >= max(len(run.returns), run.config.num_epochs):
         return run
-    early = run.metrics.get("step", np.array([])) <= run.config.epoch_end(epochs - 1)
+    before_end = run.metrics.get("step", np.array([])) <= run.config.epoch_end(epochs - 1)
     return run._replace(
-        returns=run.returns[:epochs], metrics={name: column[early] for name, column in run.metrics.items()}
+        returns=run.returns[:epochs], metrics={name: column[before_end] for name, column in run.metrics.items()}
     )
 
 
-def _pooled(runs: Iterable[Run], allowed: bool) -> Iterable[str]:
-    """Two protocols of one family of environments, such as ALE, are different experiments."""
+def _check_protocols(runs: Iterable[Run], allowed: bool) -> Iterable[str]:
+    """Refuse to pool different protocols of a family of environments, such as ALE, or note that it was allowed."""
     families: dict[str, set[str]] = {}
     for run in runs:
         families.setdefault(run.task.split("/")[0], set()).add(run.protocol)
@@ -218,20 +225,20 @@ def _pooled(runs: Iterable[Run], allowed: bool) -> Iterable[str]:
             yield f"Pooled: runs of {family} under {listed}."
 
 
-def _listed(keys: Iterable[Key]) -> str:
-    """Seeds of the same task and method together."""
+def _describe(keys: Iterable[Key]) -> str:
+    """List runs in words, with the seeds of the same task and method together."""
     groups: dict[tuple[str, str], list[int]] = {}
     for task, method, seed in keys:
         groups.setdefault((task, method), []).append(seed)
-    return ", ".join(f"{task} {method} {_seeds(seeds)}" for (task, method), seeds in groups.items())
+    return ", ".join(f"{task} {method} {_describe_seeds(seeds)}" for (task, method), seeds in groups.items())
 
 
-def _seeds(seeds: Collection[int]) -> str:
-    return f"seed{'s' * (len(seeds) > 1)} {ranges(seeds)}"
+def _describe_seeds(seeds: Collection[int]) -> str:
+    return f"seed{'s' * (len(seeds) > 1)} {format_ranges(seeds)}"
 
 
-def ranges(numbers: Iterable[int]) -> str:
-    """3, 4, 5, 9 -> "3-5, 9"."""
+def format_ranges(numbers: Iterable[int]) -> str:
+    """Write whole numbers as ranges: 3, 4, 5, 9 -> "3-5, 9"."""
     parts: list[list[int]] = []
     for number in sorted(numbers):
         if parts and parts[-1][-1] == number - 1:
@@ -241,63 +248,74 @@ def ranges(numbers: Iterable[int]) -> str:
     return ", ".join(str(part[0]) if len(part) == 1 else f"{part[0]}-{part[-1]}" for part in parts)
 
 
-def known_random(task: str) -> float | None:
-    """What random play returns, where it was measured before."""
+def known_random_return(task: str) -> float | None:
+    """Return the mean return of random play from the tables of measured ones, or None if the task is not in them."""
     game = game_of(task)
     return SCORES[game].random if game in SCORES else RANDOM_RETURNS.get(minatar.full_id(task) or task)
 
 
-def normalised(results: Results, baseline: str, references: References) -> tuple[Scores, str]:
-    """Returns on one scale, and the scale in words.
+def normalise(results: Results, baseline: str, references: References) -> tuple[Scores, str]:
+    """Normalise returns to a common scale; return the scores and a description of the scale.
 
-    What `references` does not give is human-normalised on Atari; elsewhere 0 is random play and 1 the mean return of
+    `references` has precedence. Otherwise 0 is random play, and 1 is a human on Atari and elsewhere the mean return of
     the baseline over its training.
     """
     ends: list[tuple[float, float]] = []
-    ways: dict[str, list[str]] = {}
+    tasks_by_scale: dict[str, list[str]] = {}
     for index, task in enumerate(results.tasks):
         random, reference = references.get(task, (None, None))
         game = game_of(task)
         if reference is not None:
-            way = "the study's reference"
+            source = "the study's reference"
         elif game in SCORES:
-            reference, way = SCORES[game].human, "a human"
+            reference, source = SCORES[game].human, "a human"
         else:
             reference = float(results.returns[baseline][:, index].mean())
-            way = f"the mean return of {baseline} over its training"
-        random = known_random(task) if random is None else random
+            source = f"the mean return of {baseline} over its training"
+        random = known_random_return(task) if random is None else random
         if random is None:
-            raise Incomparable(f"What random play returns on {task} is not known; give a random_score in the study.")
+            raise IncomparableError(
+                f"The return of random play on {task} is not known; give a random_score in the study."
+            )
         if not reference > random:
-            raise Incomparable(
-                f"There is no common scale: on {task}, {way} is {reference:.4g}, which is not above random play with "
-                f"{random:.4g}; a reference_score of the task in a study file would set it."
+            raise IncomparableError(
+                f"There is no common scale: on {task}, {source} is {reference:.4g}, which is not above random play "
+                f"with {random:.4g}; a reference_score of the task in a study file would set it."
             )
         ends.append((random, reference))
-        ways.setdefault(way, []).append(task)
+        tasks_by_scale.setdefault(source, []).append(task)
     low, high = np.array(ends).T[..., None]
     scores = {method: (returns - low) / (high - low) for method, returns in results.returns.items()}
-    told = [way if len(ways) == 1 else f"{way} ({', '.join(tasks)})" for way, tasks in ways.items()]
-    return scores, f"0 is random play and 1 {' or '.join(told)}"
+    sources = [
+        source if len(tasks_by_scale) == 1 else f"{source} ({', '.join(tasks)})"
+        for source, tasks in tasks_by_scale.items()
+    ]
+    return scores, f"0 is random play and 1 {' or '.join(sources)}"
 
 
 def write_score_dict(path: Path, results: Results, scores: Scores, scale: str) -> None:
-    """rliable's dictionary as JSON, with the names of its axes."""
+    """Write rliable's dictionary of scores as JSON, with the names of its axes."""
     about = {"axes": ["seed", "task", "epoch"], "seeds": results.seeds, "tasks": results.tasks, "scale": scale}
     lists = {method: values.tolist() for method, values in scores.items()}
     record.replace_text(path, json.dumps({**about, "notes": results.notes, "scores": lists}) + "\n")
 
 
 def read_score_dict(path: Path) -> Scores:
-    """Of a file that `write_score_dict` wrote, or a plain JSON object of method -> lists by seed, by task, by epoch."""
+    """Read scores from a file of `write_score_dict`, or from a JSON object of method -> nested lists.
+
+    The lists are nested by seed, by task and, optionally, by epoch.
+    """
     try:
-        read = json.loads(path.read_text(encoding="utf-8"))
-        scores = {str(method): np.array(values, np.float64) for method, values in read.get("scores", read).items()}
+        content = json.loads(path.read_text(encoding="utf-8"))
+        scores = {
+            str(method): np.array(values, np.float64) for method, values in content.get("scores", content).items()
+        }
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise UserError(f"{path} holds no scores: {error}.") from None
     for method, values in scores.items():
         if values.ndim not in (2, 3):
             raise UserError(
-                f"{path}: the scores of {method} have {values.ndim} axes; (seeds, tasks) are needed at least."
+                f"{path}: the scores of {method} have {values.ndim} axes; they need (seeds, tasks) or (seeds, tasks, "
+                "epochs)."
             )
     return scores

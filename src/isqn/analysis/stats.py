@@ -1,7 +1,7 @@
-"""Few seeds, many tasks: the statistics of Agarwal et al. 2021, and the area under the curve of the paper's appendix A.
+"""Aggregate statistics over seeds and tasks (Agarwal et al. 2021), and the AUC of the paper's appendix A.
 
-Seeds are the first axis of scores and tasks the second, as in rliable's dictionaries; a third, if there is
-one, is epochs. A statistic takes the first two axes away and keeps whatever follows them.
+Scores have the axes (seeds, tasks) or (seeds, tasks, epochs), as in rliable's dictionaries. A statistic reduces the
+first two axes and keeps the others.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from numpy.typing import ArrayLike
 from isqn.types import UserError
 
 AXES = ("seeds", "tasks", "epochs")
-CHUNK = 2**21  # numbers that are resampled at once: 16 MB
+CHUNK = 2**21  # resampled numbers in memory at a time: 16 MB
 Statistic = Callable[[np.ndarray], Any]
 
 
 class Interval(NamedTuple):
-    """A statistic and its percentile interval, which need not contain it: floats, or arrays over epochs."""
+    """Point estimate and percentile interval: floats, or arrays over epochs. The point may lie outside the interval."""
 
     point: Any
     low: Any
@@ -28,37 +28,37 @@ class Interval(NamedTuple):
 
 
 def auc(scores: ArrayLike) -> np.ndarray:
-    """The sum over epochs, for each seed and task."""
-    return _checked(scores, 3).sum(axis=-1)
+    """Return the area under the curve of each seed and task: the sum over epochs."""
+    return _check_scores(scores, 3).sum(axis=-1)
 
 
 def iqm(scores: ArrayLike) -> Any:
-    """The interquartile mean: the runs of all tasks are pooled, and the lowest and highest quarter left out.
+    """Return the interquartile mean: the mean of all runs of all tasks without the lowest and the highest quarter.
 
-    A quarter that is not a whole number is rounded down, as in `scipy.stats.trim_mean`.
+    The number of runs cut at either end is rounded down, as in `scipy.stats.trim_mean`.
     """
-    runs = np.sort(_runs(scores), axis=-1)
-    cut = runs.shape[-1] // 4
-    return runs[..., cut : runs.shape[-1] - cut].mean(axis=-1)
+    runs = np.sort(_pool_runs(scores), axis=-1)
+    num_cut = runs.shape[-1] // 4
+    return runs[..., num_cut : runs.shape[-1] - num_cut].mean(axis=-1)
 
 
 def median(scores: ArrayLike) -> Any:
-    """Over tasks, of the mean over seeds."""
-    return np.median(_checked(scores).mean(axis=0), axis=0)
+    """Return the median over tasks of the mean over seeds."""
+    return np.median(_check_scores(scores).mean(axis=0), axis=0)
 
 
 def mean(scores: ArrayLike) -> Any:
-    """Over tasks, of the mean over seeds; every task has as many seeds, so this is the mean of all runs."""
-    return _runs(scores).mean(axis=-1)
+    """Return the mean over all runs. Every task has the same number of seeds, so tasks have equal weight."""
+    return _pool_runs(scores).mean(axis=-1)
 
 
 def optimality_gap(scores: ArrayLike, threshold: float = 1.0) -> Any:
-    """How far the mean falls short of a threshold when scores above it count as the threshold."""
-    return threshold - np.minimum(_runs(scores), threshold).mean(axis=-1)
+    """Return the threshold minus the mean score, with every score clipped to at most the threshold."""
+    return threshold - np.minimum(_pool_runs(scores), threshold).mean(axis=-1)
 
 
-def resampled_seeds(rng: np.random.Generator, resamples: int, seeds: int, tasks: int) -> np.ndarray:
-    """Which seed stands in for each seed of each task: drawn with replacement, for each task on its own."""
+def resample_seeds(rng: np.random.Generator, resamples: int, seeds: int, tasks: int) -> np.ndarray:
+    """Draw seed indices (resamples, seeds, tasks) with replacement, independently for each task."""
     if resamples < 1:
         raise UserError(f"A bootstrap needs at least 1 resample, not {resamples}.")
     return rng.integers(seeds, size=(resamples, seeds, tasks))
@@ -67,30 +67,30 @@ def resampled_seeds(rng: np.random.Generator, resamples: int, seeds: int, tasks:
 def interval(
     scores: ArrayLike, statistic: Statistic = iqm, resamples: int = 2000, confidence: float = 0.95, seed: int = 0
 ) -> Interval:
-    """A stratified bootstrap; all epochs of a curve are resampled alike."""
-    scores = _checked(scores, 2, 3)
+    """Return a statistic with its stratified bootstrap interval. All epochs of a curve share their resamples."""
+    scores = _check_scores(scores, 2, 3)
     seeds, tasks = scores.shape[:2]
     curves = np.ascontiguousarray(scores.reshape(seeds * tasks, -1).T)  # (epochs, runs)
 
-    def of(draws: np.ndarray) -> np.ndarray:
-        picked = np.take(curves, draws * tasks + np.arange(tasks), axis=1)
-        values = np.asarray(statistic(np.moveaxis(picked, (2, 3), (0, 1))))
-        if values.shape != picked.shape[:2]:
+    def evaluate(draws: np.ndarray) -> np.ndarray:
+        resampled = np.take(curves, draws * tasks + np.arange(tasks), axis=1)
+        values = np.asarray(statistic(np.moveaxis(resampled, (2, 3), (0, 1))))
+        if values.shape != resampled.shape[:2]:
             raise UserError("A statistic must reduce axes 0 and 1 (seeds and tasks) of its scores and keep the others.")
         return values
 
-    draws = resampled_seeds(np.random.default_rng(seed), resamples, seeds, tasks)
-    # The point goes the way of the resamples: summed in the same order, equal numbers come out equal.
-    point = of(np.arange(seeds)[None, :, None])[:, 0]
-    return _percentiles(point.reshape(scores.shape[2:]), _in_chunks(of, scores.size, draws), confidence)
+    draws = resample_seeds(np.random.default_rng(seed), resamples, seeds, tasks)
+    # The point is computed like the resamples: sums in the same order make equal scores give an interval of width 0.
+    point = evaluate(np.arange(seeds)[None, :, None])[:, 0]
+    return _percentile_interval(point.reshape(scores.shape[2:]), _in_chunks(evaluate, scores.size, draws), confidence)
 
 
 def relative(interval: Interval, baseline: ArrayLike) -> Interval:
-    """Divided by the baseline's point, as the paper divides by the IQM of the target-based approach."""
+    """Divide an interval by the baseline's point estimate. The paper divides by the IQM of the target-based agent."""
     divisor = np.asarray(baseline, np.float64)
     if not np.all((divisor > 0) & np.isfinite(divisor)):
         raise UserError(
-            f"Only a baseline above 0 can be divided by, and this one is {divisor.min():g}: "
+            f"The baseline is {divisor.min():g}; it must be above 0: "
             "normalise scores so that the baseline is positive, for example by human and random scores."
         )
     return Interval(*(value / divisor for value in interval))
@@ -99,32 +99,35 @@ def relative(interval: Interval, baseline: ArrayLike) -> Interval:
 def performance_profile(
     scores: ArrayLike, thresholds: ArrayLike, resamples: int = 2000, confidence: float = 0.95, seed: int = 0
 ) -> Interval:
-    """The share of runs above each threshold: the run-score distribution, arrays over thresholds."""
+    """Return the share of runs above each threshold (the run-score distribution), as arrays over thresholds."""
     levels = np.asarray(thresholds, np.float64)
     if levels.ndim != 1 or not levels.size or not np.isfinite(levels).all():
         raise UserError(f"Thresholds must be a list of at least one finite number, not {thresholds!r}.")
-    return interval(_checked(scores, 2)[..., None] > levels, mean, resamples, confidence, seed)
+    return interval(_check_scores(scores, 2)[..., None] > levels, mean, resamples, confidence, seed)
 
 
 def probability_of_improvement(
     x: ArrayLike, y: ArrayLike, resamples: int = 2000, confidence: float = 0.95, seed: int = 0
 ) -> Interval:
-    """How likely a run of x beats one of y on the same task, on average over tasks; a tie is half a win."""
-    x, y = _checked(x, 2), _checked(y, 2)
+    """Return the probability that a run of x beats a run of y on the same task, averaged over tasks.
+
+    A tie counts as half a win.
+    """
+    x, y = _check_scores(x, 2), _check_scores(y, 2)
     if x.shape[1] != y.shape[1]:
-        raise UserError(f"Two methods are compared on the same tasks, and these have {x.shape[1]} and {y.shape[1]}.")
+        raise UserError(f"Two methods must have the same tasks, and these have {x.shape[1]} and {y.shape[1]}.")
     wins = (x[:, None] > y) + 0.5 * (x[:, None] == y)  # (seeds of x, seeds of y, tasks)
 
-    def of(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-        return wins[first[:, :, None], second[:, None], np.arange(x.shape[1])].mean(axis=(1, 2, 3))
+    def evaluate(x_draws: np.ndarray, y_draws: np.ndarray) -> np.ndarray:
+        return wins[x_draws[:, :, None], y_draws[:, None], np.arange(x.shape[1])].mean(axis=(1, 2, 3))
 
     rng = np.random.default_rng(seed)
-    draws = [resampled_seeds(rng, resamples, *scores.shape) for scores in (x, y)]
-    return _percentiles(wins.mean(), _in_chunks(of, wins.size, *draws), confidence)
+    draws = [resample_seeds(rng, resamples, *scores.shape) for scores in (x, y)]
+    return _percentile_interval(wins.mean(), _in_chunks(evaluate, wins.size, *draws), confidence)
 
 
-def _checked(scores: ArrayLike, *allowed: int) -> np.ndarray:
-    """As an array of floats with the number of axes that is allowed; at least two if none is named."""
+def _check_scores(scores: ArrayLike, *allowed: int) -> np.ndarray:
+    """Return scores as a finite float array with one of the allowed numbers of axes (by default at least two)."""
     try:
         array = np.asarray(scores, np.float64)
     except (TypeError, ValueError):
@@ -140,22 +143,22 @@ def _checked(scores: ArrayLike, *allowed: int) -> np.ndarray:
     return array
 
 
-def _runs(scores: ArrayLike) -> np.ndarray:
-    """Seeds and tasks as one axis, the last."""
-    array = _checked(scores)
+def _pool_runs(scores: ArrayLike) -> np.ndarray:
+    """Merge seeds and tasks into one axis, the last."""
+    array = _check_scores(scores)
     return np.ascontiguousarray(np.moveaxis(array.reshape(-1, *array.shape[2:]), 0, -1))
 
 
-def _in_chunks(function: Callable[..., np.ndarray], numbers: int, *draws: np.ndarray) -> np.ndarray:
-    """A function of many resamples, each of which takes so many numbers, without all of them in memory at once."""
-    size = max(1, CHUNK // numbers)
+def _in_chunks(function: Callable[..., np.ndarray], numbers_per_draw: int, *draws: np.ndarray) -> np.ndarray:
+    """Apply a function to the draws chunk by chunk, so that at most `CHUNK` resampled numbers are in memory."""
+    size = max(1, CHUNK // numbers_per_draw)
     starts = range(0, len(draws[0]), size)
     return np.concatenate([function(*(d[start : start + size] for d in draws)) for start in starts], axis=-1)
 
 
-def _percentiles(point: np.ndarray, values: np.ndarray, confidence: float) -> Interval:
+def _percentile_interval(point: np.ndarray, values: np.ndarray, confidence: float) -> Interval:
     if not 0 < confidence < 1:
-        raise UserError(f"The confidence of an interval is above 0 and below 1, for example 0.95, not {confidence}.")
+        raise UserError(f"confidence is {confidence}; it must be above 0 and below 1, for example 0.95.")
     low, high = np.quantile(values, [(1 - confidence) / 2, (1 + confidence) / 2], axis=-1)
     bounds = (np.reshape(bound, point.shape) for bound in (point, low, high))
     return Interval(*(bound if bound.ndim else float(bound) for bound in bounds))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import lru_cache, partial
 from pathlib import Path
@@ -20,6 +21,7 @@ from isqn.language.agent import IlqlConfig, make
 from isqn.language.data import Source, source_from_file, source_from_people, source_from_players
 from isqn.language.game import SPEC, make_spec
 from isqn.language.gpt2 import load_weights
+from isqn.language.learning import make_learner
 from isqn.language.play import MEASURES, load_word_list, make_evaluation
 from isqn.language.types import TextSpec
 from isqn.train import checkpoint, offline, parallel, timing
@@ -31,6 +33,14 @@ from isqn.train.record import read_config
 from isqn.types import Params, UserError, num_bytes
 
 IS_DISTRIBUTED = True
+WORK = "game"  # the unit whose FLOPs are counted
+
+
+def flops(config: IlqlConfig, spec: TextSpec) -> float:
+    """Return the FLOPs of one pass of a game through all networks, from the program before compiling."""
+    state = jax.eval_shape(make(config, spec).init, 0)
+    lowered = jax.jit(make_learner(config, spec, unroll=True).loss).lower(state, spec.batch(1))
+    return float((lowered.cost_analysis() or {}).get("flops", math.nan))
 
 
 def specification(config: IlqlConfig) -> TextSpec:

@@ -1,4 +1,4 @@
-"""What a report shows, as data: charts of numbers, tables of words. `figures.py` and `page.py` draw them."""
+"""Contents of a report as data: charts, figures and tables. `figures.py` and `page.py` draw them."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ import numpy as np
 
 from isqn.analysis.stats import Interval
 
-FEW = 10  # so many points of a line are marked, and ticked where they are
+MAX_MARKED = 10  # a line with at most this many points has a marker and a tick at each
 
 
 class Series(NamedTuple):
-    """One line of a chart, (points,) each; or one bar, of a single point. Not a number: nothing to draw there."""
+    """Data of one line, in arrays (points,), or of one bar, with a single point. nan is a gap."""
 
     point: np.ndarray
-    low: np.ndarray | None = None  # of the interval around it
-    high: np.ndarray | None = None
-    x: np.ndarray | None = None  # of a line; without it, one point is a level that holds for every x, drawn across
-    seeds: np.ndarray | None = None  # (seeds, points): what the line is an average of
+    low: np.ndarray | None = None  # lower end of the interval
+    high: np.ndarray | None = None  # upper end of the interval
+    x: np.ndarray | None = None  # x values of a line; without them a single point is a horizontal line
+    seeds: np.ndarray | None = None  # (seeds, points): the curves that the line averages
 
 
-def apart(x: np.ndarray, share: float, log_x: bool) -> np.ndarray:
-    """Those of some places whose numbers have room beside each other: this share of the axis."""
+def spaced_ticks(x: np.ndarray, share: float, log_x: bool) -> np.ndarray:
+    """Select tick positions that are at least a share of the axis apart, so that their labels do not overlap."""
     x = x[x > 0] if log_x else x
     scale = np.log(x) if log_x else x
-    kept: list[int] = []
+    selected: list[int] = []
     for i in range(len(x)):
-        if not kept or scale[i] - scale[kept[-1]] > share * (scale[-1] - scale[0]):
-            kept.append(i)
-    return x[kept]
+        if not selected or scale[i] - scale[selected[-1]] > share * (scale[-1] - scale[0]):
+            selected.append(i)
+    return x[selected]
 
 
 @dataclass(frozen=True)
 class Chart:
-    """One panel. Its labels, such as "iS-DQN K=9", are the legend's, and decide the colours."""
+    """One panel. The keys of `series`, such as "iS-DQN K=9", are the labels of the legend and select the colours."""
 
     kind: Literal["bars", "lines"]
     series: Mapping[str, Series]
@@ -45,18 +45,18 @@ class Chart:
     xlabel: str = ""
     ylabel: str = ""
     log_x: bool = False
-    reference: float | None = None  # where a dashed level is drawn: the baseline
+    reference: float | None = None  # value of the baseline, drawn as a dashed line
 
 
 @dataclass(frozen=True)
 class Figure:
-    """One file, or one part of the page: panels side by side under one legend."""
+    """Panels that share a legend: one file, and one section of the page."""
 
-    name: str  # of the file, without its suffix
+    name: str  # file name without its suffix
     title: str
-    caption: str  # what is shown, over what, with which intervals
+    caption: str  # the quantity, what it is aggregated over, and the kind of interval
     charts: tuple[Chart, ...]
-    remark: str = ""  # what was left out, cut or pooled: stands in the file too, which may travel without its caption
+    remark: str = ""  # seeds dropped, epochs truncated, protocols pooled; also drawn in the file, which has no caption
 
 
 Value = str | int | float | Interval | None
@@ -64,6 +64,8 @@ Value = str | int | float | Interval | None
 
 @dataclass(frozen=True)
 class Table:
+    """Table of the report. Its cells are numbers, numbers with intervals, or text."""
+
     title: str
     columns: tuple[str, ...]
     values: tuple[tuple[Value, ...], ...]
@@ -72,56 +74,59 @@ class Table:
 
     @property
     def rows(self) -> tuple[tuple[str, ...], ...]:
-        """In words."""
-        return tuple(zip(*map(_words, zip(*self.values, strict=True)), strict=True))
+        """Cells as formatted text."""
+        return tuple(zip(*map(_format_column, zip(*self.values, strict=True)), strict=True))
 
     def as_json(self) -> list[dict[str, Any]]:
-        """Numbers as numbers; one with an interval is an object of `point`, `low` and `high`."""
-        return [dict(zip(self.columns, map(_plain, row), strict=True)) for row in self.values]
+        """Return the rows as JSON objects. A number with an interval is an object of `point`, `low` and `high`."""
+        return [dict(zip(self.columns, map(_json_value, row), strict=True)) for row in self.values]
 
 
-def _words(column: tuple[Value, ...]) -> list[str]:
-    """Of its cells: as many decimals as three figures or so of the largest number take, and all of a whole one."""
+def _format_column(column: tuple[Value, ...]) -> list[str]:
+    """Format the cells of a column with the same number of decimals.
+
+    The largest number gets about three significant digits. Integers are written in full.
+    """
     numbers = [cell for cell in column if isinstance(cell, float)]
     numbers += [float(part) for cell in column if isinstance(cell, Interval) for part in cell]
     largest = max((abs(number) for number in numbers if math.isfinite(number)), default=0.0)
     decimals = 0 if largest >= 1000 else 1 if largest >= 20 else 2
-    if 1e-12 < largest < 0.1:  # below that it is an error of rounding
+    if 1e-12 < largest < 0.1:  # smaller numbers are rounding errors
         decimals = 1 - math.floor(math.log10(largest))
 
-    def word(cell: Value) -> str:
+    def format_cell(cell: Value) -> str:
         if cell is None or isinstance(cell, str):
             return cell or ""
         if isinstance(cell, int):
             return f"{cell:,}"
         if isinstance(cell, float):
             return f"{cell:z.{decimals}f}"
-        point, low, high = (word(float(part)) for part in cell)
+        point, low, high = (format_cell(float(part)) for part in cell)
         return f"{point} [{low}, {high}]" if math.isfinite(cell.low) else point
 
-    return [word(cell) for cell in column]
+    return [format_cell(cell) for cell in column]
 
 
-def _plain(value: Value) -> Any:
+def _json_value(value: Value) -> Any:
     if isinstance(value, Interval):
-        return {name: _plain(float(number)) for name, number in value._asdict().items()}
+        return {name: _json_value(float(number)) for name, number in value._asdict().items()}
     return None if isinstance(value, float) and not np.isfinite(value) else value
 
 
 @dataclass(frozen=True)
 class Report:
-    """The page from top to bottom."""
+    """Contents of the page from top to bottom."""
 
     title: str
     question: str
-    notes: tuple[str, ...]  # what a reader must know before the numbers: runs missing, seeds dropped, protocols pooled
+    notes: tuple[str, ...]  # caveats: runs missing, seeds dropped, protocols pooled
     headline: Table
     figures: tuple[Figure, ...]
     tables: tuple[Table, ...] = ()
-    configs: Mapping[str, str] = field(default_factory=dict)  # a run's name -> its config.toml
+    configs: Mapping[str, str] = field(default_factory=dict)  # name of a run -> its config.toml
 
     @property
     def labels(self) -> list[str]:
-        """Of all its charts: what a label looks like depends on those beside it."""
+        """Labels of all charts. The style of a label depends on the other labels."""
         charts = [chart for figure in self.figures for chart in figure.charts]
         return list(dict.fromkeys(label for chart in charts for label in chart.series))

@@ -1,7 +1,7 @@
-"""One style for the figures of a paper and for the page: plain colours, dashes, and matplotlib's settings.
+"""Colours, dashes and matplotlib settings that the figure files and the page share.
 
-A scheme keeps its colour wherever it is shown. The colours are told apart by colour-blind readers: those of
-the schemes are of Okabe & Ito 2008, "Color Universal Design", most others of Tol 2021, "Colour Schemes" (muted).
+A scheme has the same colour everywhere. Colour-blind readers can distinguish the colours: those of the schemes are from
+Okabe & Ito 2008, "Color Universal Design", most others from Tol 2021, "Colour Schemes" (muted).
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from typing import Any, NamedTuple
 BLACK, ORANGE, SKY, GREEN, BLUE, VERMILION, PURPLE = (
     *("#000000", "#E69F00", "#56B4E9", "#009E73", "#0072B2", "#D55E00", "#CC79A7"),
 )
-REST = ("#882255", "#332288", "#5C3A00", "#999933", "#888888")  # for what is no scheme of the paper
-BY_K = {1: SKY, 3: BLUE, 9: GREEN, 49: PURPLE, 499: "#5B1A4A"}  # iterated shared; other K lie between
-ORDERED = ("#440154", "#414487", "#2A788E", "#22A884", "#7AD151")  # viridis, without its yellow end
+OTHER_COLOURS = ("#882255", "#332288", "#5C3A00", "#999933", "#888888")  # labels that are not a scheme of the paper
+BY_K = {1: SKY, 3: BLUE, 9: GREEN, 49: PURPLE, 499: "#5B1A4A"}  # iterated shared; other K are interpolated
+SEQUENTIAL = ("#440154", "#414487", "#2A788E", "#22A884", "#7AD151")  # viridis, without its yellow end
 WHITE, REFERENCE, GRID, INK = "#FFFFFF", "#777777", "#E6E6E6", "#222222"
 
-# Only the fonts that come with matplotlib: the same numbers give the same file on every machine.
+# Only fonts that come with matplotlib, so that the same numbers give the same file on every machine.
 STYLE: dict[str, Any] = {
     "font.family": "DejaVu Sans",
     "font.size": 8,
-    "text.parse_math": False,  # a dollar in a name is a dollar
+    "text.parse_math": False,  # show a dollar sign in a name literally
     "axes.titlesize": 8,
     "axes.labelsize": 8,
     "xtick.labelsize": 7,
@@ -54,20 +54,20 @@ STYLE: dict[str, Any] = {
     "figure.constrained_layout.h_pad": 0.05,
     "figure.constrained_layout.w_pad": 0.06,
     "axes.formatter.useoffset": False,
-    "svg.hashsalt": "isqn",  # names inside the file are random otherwise
-    "pdf.fonttype": 42,  # conferences refuse Type 3
+    "svg.hashsalt": "isqn",  # else the ids inside the file are random
+    "pdf.fonttype": 42,  # conferences reject Type 3 fonts
 }
 
 
 class Dash(NamedTuple):
-    """How a line is broken, as matplotlib and as plotly call it; and the pattern of a bar, which both call the same."""
+    """Dash pattern of a line in the notation of matplotlib and of plotly, and the hatch of a bar (the same in both)."""
 
     matplotlib: str | tuple[float, tuple[float, ...]]
     plotly: str
     hatch: str
 
 
-Looks = Mapping[str, tuple[str, Dash]]
+Styles = Mapping[str, tuple[str, Dash]]  # label -> colour and dash
 DASHES = (
     Dash("solid", "solid", ""),
     Dash((0, (4, 1.6)), "dash", "/"),
@@ -76,47 +76,53 @@ DASHES = (
 )
 
 
-def colours(labels: Iterable[str]) -> dict[str, str]:
-    """Label -> hex. What follows a comma, as in "TB-DQN, bfloat16", is told by the dash; of many, by the shade too.
+def assign_colours(labels: Iterable[str]) -> dict[str, str]:
+    """Map each label to a hexadecimal colour.
 
-    Numbered labels such as "pair 1" to "pair 9" are a sequence from dark to light; others take what is left.
+    The part before the first comma determines the colour: "TB-DQN, bfloat16" has that of "TB-DQN" and another dash.
+    With more than two values of a setting after the comma, they have different shades too. Numbered labels such as
+    "pair 1" to "pair 9" form a sequence from dark to light. All others get the remaining colours.
     """
     labels = list(labels)
     names = dict.fromkeys(map(_name, labels))
-    found = {name: colour for name in names if (colour := _of_scheme(name))}
+    by_name = {name: colour for name in names if (colour := _scheme_colour(name))}
     families: dict[str, list[str]] = {}
     for name in names:
-        if name not in found and (numbered := re.fullmatch(r"([^-]*?)\d+", name)):
+        if name not in by_name and (numbered := re.fullmatch(r"([^-]*?)\d+", name)):
             families.setdefault(numbered[1], []).append(name)
     for stem, members in families.items():
         if len(members) > 1:
             members.sort(key=lambda name: int(name[len(stem) :]))
-            found |= zip(members, _ordered(len(members)), strict=True)
-    others = [name for name in names if name not in found]
-    left = [*REST, *(c for c in (VERMILION, *BY_K.values(), ORANGE, BLACK) if c not in found.values())]
-    found |= zip(others, left if len(others) <= len(left) else _ordered(len(others)), strict=False)
-    chosen = {label: found[_name(label)] for label in labels}
+            by_name |= zip(members, _sequence(len(members)), strict=True)
+    others = [name for name in names if name not in by_name]
+    unused = [c for c in (VERMILION, *BY_K.values(), ORANGE, BLACK) if c not in by_name.values()]
+    free = [*OTHER_COLOURS, *unused]
+    by_name |= zip(others, free if len(others) <= len(free) else _sequence(len(others)), strict=False)
+    by_label = {label: by_name[_name(label)] for label in labels}
     sweeps: dict[tuple[str, str], dict[str, list[float]]] = {}
-    for label in chosen:
-        words, numbers = _setting(label)
-        sweeps.setdefault((_name(label), words), {})[label] = numbers
-    for (name, _), swept in sweeps.items():
-        if len(swept) > 2:  # as of T: too many for dashes alone
-            chosen |= zip(sorted(swept, key=swept.__getitem__), _shades(found[name], len(swept)), strict=True)
-    return chosen
+    for label in by_label:
+        setting, numbers = _split_setting(label)
+        sweeps.setdefault((_name(label), setting), {})[label] = numbers
+    for (name, _), sweep in sweeps.items():
+        if len(sweep) > 2:  # too many to distinguish by dashes alone, as in a sweep of T
+            by_label |= zip(sorted(sweep, key=sweep.__getitem__), _shades(by_name[name], len(sweep)), strict=True)
+    return by_label
 
 
-def looks(labels: Iterable[str]) -> Looks:
-    """Label -> colour and dash: the same dash for the same suffix where possible, never twice with one colour."""
-    chosen = colours(labels := list(labels))
-    suffixes = sorted(dict.fromkeys(map(_suffix, labels)), key=bool)  # what has none comes first: solid
+def assign_styles(labels: Iterable[str]) -> Styles:
+    """Map each label to a colour and a dash. No two labels share both.
+
+    Labels with the same suffix have the same dash where possible.
+    """
+    chosen = assign_colours(labels := list(labels))
+    suffixes = sorted(dict.fromkeys(map(_suffix, labels)), key=bool)  # the empty suffix comes first: a solid line
     taken: dict[tuple[str, int], str] = {}
     for label in chosen:
         number = suffixes.index(_suffix(label))
         while (chosen[label], number) in taken:
             number += 1
         taken[chosen[label], number] = label
-    return {label: (colour, _dash(number)) for (colour, number), label in taken.items()}
+    return {label: (colour, _make_dash(number)) for (colour, number), label in taken.items()}
 
 
 def _name(label: str) -> str:
@@ -127,45 +133,49 @@ def _suffix(label: str) -> str:
     return label.partition(", ")[2]
 
 
-def _setting(label: str) -> tuple[str, list[float]]:
-    """What a suffix sets, and to which numbers: ", T=200, LN" is "T=, LN" and 200. The 16 of bfloat16 is no number."""
+def _split_setting(label: str) -> tuple[str, list[float]]:
+    """Split a suffix into its text and its numbers: "T=200, LN" -> "T=, LN", [200]. The 16 of bfloat16 is text."""
     number = r"(?<=[= x])-?\d+(?:\.\d+)?(?:e[-+]?\d+)?(?=,|$)"
-    return re.sub(number, "", _suffix(label)), [float(found) for found in re.findall(number, _suffix(label))]
+    return re.sub(number, "", _suffix(label)), [float(match) for match in re.findall(number, _suffix(label))]
 
 
-def _of_scheme(name: str) -> str | None:
+def _scheme_colour(name: str) -> str | None:
+    """Return the colour of a target scheme of the paper, or None for any other name."""
     prefix = re.match(r"(TB|TF|iS|ES)\b", name)
     if not prefix:
         return None
     if prefix[1] == "iS":
-        size = re.search(r"\bK=(\d+)", name)
-        return _by_k(int(size[1])) if size else BLUE
+        k = re.search(r"\bK=(\d+)", name)
+        return _interpolate_k(int(k[1])) if k else BLUE
     return {"TB": BLACK, "TF": ORANGE, "ES": VERMILION}[prefix[1]]
 
 
-def _by_k(k: int) -> str:
+def _interpolate_k(k: int) -> str:
+    """Return the colour of iterated shared learning with K Bellman iterations, interpolated in log K."""
     below = max((known for known in BY_K if known <= k), default=1)
     above = min((known for known in BY_K if known > k), default=below)
-    return BY_K[below] if above == below else _between(BY_K[below], BY_K[above], log(k / below) / log(above / below))
+    return BY_K[below] if above == below else _blend(BY_K[below], BY_K[above], log(k / below) / log(above / below))
 
 
-def _ordered(count: int, along: tuple[str, ...] = ORDERED) -> list[str]:
-    places = [(len(along) - 1) * i / max(1, count - 1) for i in range(count)]
-    return [_between(along[int(p)], along[min(int(p) + 1, len(along) - 1)], p % 1) for p in places]
+def _sequence(count: int, anchors: tuple[str, ...] = SEQUENTIAL) -> list[str]:
+    """Return evenly spaced colours between the anchors."""
+    positions = [(len(anchors) - 1) * i / max(1, count - 1) for i in range(count)]
+    return [_blend(anchors[int(p)], anchors[min(int(p) + 1, len(anchors) - 1)], p % 1) for p in positions]
 
 
 def _shades(colour: str, count: int) -> list[str]:
-    """From dark to light: one colour stays one, and a sweep is read as a sequence."""
-    return _ordered(count, (_between(colour, BLACK, 0.45), _between(colour, WHITE, 0.5)))
+    """Return shades of one colour, from dark to light."""
+    return _sequence(count, (_blend(colour, BLACK, 0.45), _blend(colour, WHITE, 0.5)))
 
 
-def _between(first: str, second: str, share: float) -> str:
+def _blend(first: str, second: str, share: float) -> str:
+    """Return the colour at a share, in [0, 1], of the way from the first to the second in RGB."""
     pairs = [(int(first[i : i + 2], 16), int(second[i : i + 2], 16)) for i in (1, 3, 5)]
     return "#" + "".join(f"{round(a + share * (b - a)):02X}" for a, b in pairs)
 
 
-def _dash(number: int) -> Dash:
-    """The first few have names; the others are dashes with more and more dots between them."""
+def _make_dash(number: int) -> Dash:
+    """Return the dash pattern of an index. Beyond the named ones, patterns have a growing number of dots."""
     if number < len(DASHES):
         return DASHES[number]
     lengths = (6.0, 2.0, *(1.0, 2.0) * (number - len(DASHES) + 2))

@@ -1,4 +1,4 @@
-"""The tables of a report: results, sizes, work, what ran, energy, and what it was made with."""
+"""Tables of a report: results, probes, sizes, compute, runs, energy, software and commands."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ from typing import NamedTuple
 
 import numpy as np
 
+from isqn.agents.registry import make_config
 from isqn.analysis import cost, stats
-from isqn.analysis.results import Run, ranges
-from isqn.experiments.config import Config, begin
-from isqn.study.grid import Cell
+from isqn.analysis.results import Run, format_ranges
+from isqn.config.fields import field_names
+from isqn.config.parts import Run as RunConfig
 from isqn.report.charts import Table, Value
-from isqn.report.collect import Collected
+from isqn.report.collect import CollectedRuns
 from isqn.report.compare import Comparison, interval, mean_return
+from isqn.study.grid import Cell
 from isqn.train import run
 from isqn.train.progress import duration
 from isqn.types import EnvSpec, UserError
@@ -27,180 +29,193 @@ from isqn.types import EnvSpec, UserError
 # -- results -----------------------------------------------------------------------------------------------------
 
 
-def headline(collected: Collected, compared: Comparison) -> Table:
+def headline(collected: CollectedRuns, comparison: Comparison) -> Table:
     rows = []
     for method, cell in collected.methods.items():
-        means = compared.scores[method].mean(axis=2)
-        measures = (stats.iqm, stats.median, stats.mean, stats.optimality_gap)
-        found = size(cell)
+        means = comparison.scores[method].mean(axis=2)
+        statistics = (stats.iqm, stats.median, stats.mean, stats.optimality_gap)
+        network_size = size(cell)
         rows.append(
             (
                 method,
-                compared.aucs[method],
-                compared.improvements.get(method),
-                *(float(measure(means)) for measure in measures),
-                found.kept_parameters if found else None,
+                comparison.aucs[method],
+                comparison.improvements.get(method),
+                *(float(statistic(means)) for statistic in statistics),
+                network_size.kept_parameters if network_size else None,
             )
         )
     columns = ("method", "normalised AUC", f"P(beats {collected.baseline})", "IQM", "median", "mean", "optimality gap")
-    about = (
-        f"Area under the learning curve, divided by that of {collected.baseline}. {compared.words} IQM, median, mean "
-        f"and optimality gap: of the mean score over training. Parameters: with copies, on {collected.tasks[0]}."
+    caption = (
+        f"Normalised AUC: area under the learning curve, divided by that of {collected.baseline}. {comparison.caption} "
+        "IQM, median, mean and optimality gap are those of the mean score over training. Parameters kept include "
+        f"target copies and are counted on {collected.tasks[0]}."
     )
-    return Table("Result", (*columns, "parameters kept"), tuple(rows), about)
+    return Table("Result", (*columns, "parameters kept"), tuple(rows), caption)
 
 
-def by_task(collected: Collected) -> Table:
+def returns_by_task(collected: CollectedRuns) -> Table:
     rows = [
         (method, *(mean_return(collected, task, method) for task in collected.tasks)) for method in collected.methods
     ]
-    about = "Over seeds and epochs, as the environment counts, with 95 % intervals if there are several seeds."
-    return Table("Mean return over training", ("method", *collected.tasks), tuple(rows), about)
+    caption = "Mean over seeds and epochs, not normalised, with 95 % intervals if there are several seeds."
+    return Table("Mean return over training", ("method", *collected.tasks), tuple(rows), caption)
 
 
-MEASURED = {
-    "won": "win_rate",
+GAME_COLUMNS = {
+    "games won": "win_rate",
     "return, policy alone": "cloned_return",
-    "won, policy alone": "cloned_win_rate",
+    "games won, policy alone": "cloned_win_rate",
     "five letters": "valid_share",
-    "in the list": "dictionary_share",
-    "as clues allow": "consistent_share",
-    "error of Q": "td_error",
+    "in the word list": "dictionary_share",
+    "consistent with clues": "consistent_share",
+    "TD error": "td_error",
     "correlation of V": "value_correlation",
 }
 
 
-def measures(collected: Collected) -> list[Table]:
-    """One table, if agents write."""
+def games(collected: CollectedRuns) -> list[Table]:
+    """Return a table of the games of language agents, if there are any."""
     rows: list[tuple[Value, ...]] = []
     for cell in collected.cells:
-        found = [collected.recorded(cell.task, cell.method, name) for name in MEASURED.values()]
-        runs = collected.of(cell.task, cell.method)
-        shortest = min((len(one.returns) for one in runs), default=0)
-        if any(found) and shortest:
-            returns = np.array([[one.returns[shortest - 1]] for one in runs])
-            ends: list[Value] = [interval(returns, stats.mean)]
-            ends += [interval(each[1][:, -1:], stats.mean) if each else None for each in found]
-            rows.append((cell.task, cell.method, *ends))
-    about = (
-        "At the last evaluation: means over seeds, with 95 % intervals if there are several. Shares are of games or of "
-        "guesses; the error of Q and the correlation of V are on games that were not learned from."
+        columns = [collected.column(cell.task, cell.method, name) for name in GAME_COLUMNS.values()]
+        cell_runs = collected.runs_of(cell.task, cell.method)
+        shortest = min((len(one.returns) for one in cell_runs), default=0)
+        if any(columns) and shortest:
+            returns = np.array([[one.returns[shortest - 1]] for one in cell_runs])
+            last: list[Value] = [interval(returns, stats.mean)]
+            last += [interval(column[1][:, -1:], stats.mean) if column else None for column in columns]
+            rows.append((cell.task, cell.method, *last))
+    caption = (
+        "Last evaluation: means over seeds, with 95 % intervals if there are several. Games won is a share of games; "
+        "five letters, in the word list and consistent with clues are shares of guesses. The TD error (root mean "
+        "square) and the correlation of V with the observed return are measured on held-out games."
     )
-    columns = ("task", "method", "return", *MEASURED)
-    return [Table("Games at the end", columns, tuple(rows), about)] if rows else []
+    names = ("task", "method", "return", *GAME_COLUMNS)
+    return [Table("Games at the end", names, tuple(rows), caption)] if rows else []
 
 
-PROBED = {
+PROBE_COLUMNS = {
     "effective rank": "effective_rank",
     "dormant share": "dormant_share",
-    "cosine of heads": "head_cosine",
-    "into BatchNorm": "batch_norm_deviation",
-    "cosine": "gradient_cosine_own_tb",
-    "cosine of TF": "gradient_cosine_tf_tb",
+    "head cosine": "head_cosine",
+    "BatchNorm input": "batch_norm_deviation",
+    "gradient cosine": "gradient_cosine_own_tb",
+    "gradient cosine of TF": "gradient_cosine_tf_tb",
 }
 
 
-def probes(collected: Collected) -> list[Table]:
-    """One table, if anything was probed."""
+def probes(collected: CollectedRuns) -> list[Table]:
+    """Return a table of the probes, if any were recorded."""
     rows = []
     for cell in collected.cells:
-        found = [collected.recorded(cell.task, cell.method, name) for name in PROBED.values()]
-        found.append(collected.churn(cell.task, cell))
-        if any(found):
-            means = [interval(each[1].mean(axis=1)[:, None], stats.mean) if each else None for each in found]
+        columns = [collected.column(cell.task, cell.method, name) for name in PROBE_COLUMNS.values()]
+        columns.append(collected.target_churn(cell.task, cell))
+        if any(columns):
+            means = [interval(column[1].mean(axis=1)[:, None], stats.mean) if column else None for column in columns]
             rows.append((cell.task, cell.method, *means))
     if not rows:
         return []
-    about = {
-        "": "Means over training and seeds, with 95 % intervals if there are several.",
-        "cosine of heads": "Of heads: between the weights of neighbouring ones.",
-        "into BatchNorm": "Into BatchNorm: the deviation of what comes into it.",
-        "cosine": "Cosine: between the gradients of the agent's loss and of the target-based one, at the agent's "
-        "parameters; of TF: of the target-free loss there.",
+    sentences = {
+        "": "Means over training and seeds, with 95 % intervals if there are several seeds.",
+        "head cosine": "Head cosine: between the weights of neighbouring heads.",
+        "BatchNorm input": "BatchNorm input: its standard deviation.",
+        "gradient cosine": "Gradient cosine: between the gradients of the agent's loss and of the target-based loss, "
+        "at the agent's parameters. Gradient cosine of TF: between those of the target-free and the target-based loss.",
         "target churn": "Target churn is divided by that of the target-free agent." if collected.target_free else "",
     }
-    columns = ("task", "method", *PROBED, "target churn")
-    kept = [place for place, values in enumerate(zip(*rows, strict=True)) if any(value is not None for value in values)]
-    names = tuple(columns[place] for place in kept)
-    words = " ".join(sentence for name, sentence in about.items() if sentence and name in ("", *names))
-    return [Table("Probes", names, tuple(tuple(row[place] for place in kept) for row in rows), words)]
+    names = ("task", "method", *PROBE_COLUMNS, "target churn")
+    nonempty = [i for i, values in enumerate(zip(*rows, strict=True)) if any(value is not None for value in values)]
+    names = tuple(names[i] for i in nonempty)
+    caption = " ".join(sentence for name, sentence in sentences.items() if sentence and name in ("", *names))
+    return [Table("Probes", names, tuple(tuple(row[i] for i in nonempty) for row in rows), caption)]
 
 
-# -- what a method costs ----------------------------------------------------------------------------------------
+# -- cost -----------------------------------------------------------------------------------------------------------
 
 
 @cache
-def _spec(config: Config) -> EnvSpec | None:
+def _spec(config: RunConfig) -> EnvSpec | None:
     try:
         return run.specification(config)
-    except UserError:  # runs may be reported where they could not be trained
+    except UserError:  # a report can be made where the environment is not installed
         return None
 
 
-_size, _flops = cache(cost.size), cache(cost.flops_per_update)
+_size = cache(cost.size)
 
 
-def spec_of(config: Config) -> EnvSpec | None:
-    if config.writes:
-        return _spec(begin(config.agent))
-    return _spec(Config(env_id=config.env_id, protocol=config.protocol, loop=config.loop))
+@cache
+def _flops(config: RunConfig, spec: EnvSpec) -> float:
+    loop = run.loop_of(config)
+    # The compiler counts loops over layers and micro-batches only once; `isqn cost` unrolls them.
+    return loop.flops(config, spec) if loop.WORK == "update" else math.nan
+
+
+def spec_of(config: RunConfig) -> EnvSpec | None:
+    """Return the specification of a run's environment, or None if it is not installed."""
+    known = field_names(type(config))
+    settings = {name: getattr(config, name) for name in ("env_id", "protocol", "loop") if name in known}
+    return _spec(make_config(config.agent, **settings))
 
 
 def size(cell: Cell) -> cost.Size | None:
+    """Return the size of a method's agent, or None if the environment is not installed."""
     spec = spec_of(cell.config)
     if spec is None:
         return None
-    # Games of as many actions have networks of the same size.
-    return _size(cell.config.replace(env_id=begin(cell.config.agent).env_id), dataclasses.replace(spec, id=""))
+    # The id is left out of the cache key: games with the same number of actions have networks of the same size.
+    return _size(cell.config.replace(env_id=make_config(cell.config.agent).env_id), dataclasses.replace(spec, id=""))
 
 
-def sizes(collected: Collected) -> Table:
+def sizes(collected: CollectedRuns) -> Table:
     rows = []
     for cell in collected.cells:
-        found, spec, mine = size(cell), spec_of(cell.config), collected.of(cell.task, cell.method)
+        agent_size, spec, cell_runs = size(cell), spec_of(cell.config), collected.runs_of(cell.task, cell.method)
         numbers: tuple[Value, ...] = (None,) * 5
-        if found and spec:
+        if agent_size and spec:
             numbers = (
-                found.parameters,
-                found.copied_parameters,
-                f"{found.network_bytes / 1e6:,.2f}",
-                f"{found.optimizer_bytes / 1e6:,.2f}",
-                f"{run.replay_memory(cell.config, spec).total / 1e6:,.1f}",
+                agent_size.parameters,
+                agent_size.copied_parameters,
+                f"{agent_size.network_bytes / 1e6:,.2f}",
+                f"{agent_size.optimizer_bytes / 1e6:,.2f}",
+                f"{run.loop_of(cell.config).replay_memory(cell.config, spec).total / 1e6:,.1f}",
             )
-        peak = max(map(peak_megabytes, mine), default=0)
+        peak = max(map(peak_megabytes, cell_runs), default=0)
         rows.append((cell.task, cell.method, *numbers, f"{peak:,.0f}" if peak else ""))
     columns = ("task", "method", "parameters", "copied", "network MB", "optimizer MB", "replay MB", "process MB")
-    about = (
-        "Copied: parameters of older copies of the network. Process: the most memory it had, of all its seeds. Empty "
-        "where an environment is not installed here."
+    caption = (
+        "Copied: parameters of the target copies. Process: peak memory of the process, the maximum over seeds. Cells "
+        "are empty if the environment is not installed here."
     )
-    return Table("Parameters and memory", columns, tuple(rows), about)
+    return Table("Parameters and memory", columns, tuple(rows), caption)
 
 
 class Work(NamedTuple):
+    """Compute of an update, and speed of the runs, of a method on a task."""
+
     task: str
     method: str
-    flops: float  # of an update
-    rates: list[float]  # steps a second, of each run
+    flops: float  # per update
+    rates: list[float]  # steps per second of each run
 
     @property
     def hours(self) -> np.ndarray:
-        """For a million steps, at these rates."""
+        """Hours per million steps of each run."""
         return 1e6 / np.array(self.rates) / 3600
 
 
-def work(collected: Collected) -> list[Work]:
+def measure_work(collected: CollectedRuns) -> list[Work]:
+    """Return the compute and the speed of every method on every task."""
     rows = []
     for cell in collected.cells:
         spec = spec_of(cell.config)
-        # of layers and micro-batches, which are loops, the compiler counts one: see `isqn cost`
-        flops = _flops(cell.config, spec) if spec and not cell.config.writes else math.nan
-        rates = [rate for one in collected.of(cell.task, cell.method) if (rate := steps_per_second(one))]
+        flops = _flops(cell.config, spec) if spec else math.nan
+        rates = [rate for one in collected.runs_of(cell.task, cell.method) if (rate := steps_per_second(one))]
         rows.append(Work(cell.task, cell.method, flops, rates))
     return rows
 
 
-def work_table(rows: Iterable[Work]) -> Table:
+def work(rows: Iterable[Work]) -> Table:
     cells = [
         (
             row.task,
@@ -211,18 +226,22 @@ def work_table(rows: Iterable[Work]) -> Table:
         )
         for row in rows
     ]
-    about = "FLOPs as the compiler counts them. Steps are those of all seeds of a program; medians over its runs."
-    return Table("Work", ("task", "method", "MFLOP an update", "steps/s", "hours a million steps"), tuple(cells), about)
+    caption = (
+        "FLOPs as counted by the compiler. Steps include those of all seeds that train in the same program. Speed and "
+        "hours are medians over runs."
+    )
+    columns = ("task", "method", "MFLOP per update", "steps/s", "hours per million steps")
+    return Table("Compute and time", columns, tuple(cells), caption)
 
 
 def steps_per_second(one: Run) -> float | None:
-    """By the middle of its rows: the first ones hold compiling."""
+    """Return the median speed over the rows of a run. The mean would include the compilation in the first rows."""
     rates = one.metrics.get("steps_per_second", np.array([]))
     return float(np.median(rates)) if len(rates) else None
 
 
-def together(one: Run) -> int:
-    """Seeds in one program, which share its time and its memory."""
+def seeds_per_program(one: Run) -> int:
+    """Return the number of seeds that were trained in the same program and share its time and memory."""
     return len(one.summary.get("trained_with", ["."]))
 
 
@@ -231,31 +250,31 @@ def peak_megabytes(one: Run) -> float:
 
 
 def seconds(one: Run) -> float:
-    """Its share of the time of its program."""
-    return float(max(one.metrics.get("seconds", ()), default=0.0)) / together(one)
+    """Return the training time of a run: the time of its program divided by the number of seeds in it."""
+    return float(max(one.metrics.get("seconds", ()), default=0.0)) / seeds_per_program(one)
 
 
-# -- what ran, and how ----------------------------------------------------------------------------------------------
+# -- runs, energy and software --------------------------------------------------------------------------------------
 
 
-def what_ran(collected: Collected) -> Table:
+def runs(collected: CollectedRuns) -> Table:
     rows = []
     for cell in collected.cells:
-        mine = {one.config.seed: one for one in collected.of(cell.task, cell.method)}
-        done = [seed for seed, one in mine.items() if one.finished]
-        begun = [seed for seed, one in mine.items() if not one.finished]
-        lacking = [seed for seed in collected.seeds if seed not in mine]
-        time = duration(sum(map(seconds, mine.values()))) if mine else ""
-        rows.append((cell.task, cell.method, ranges(done), ranges(begun), ranges(lacking), time))
-    columns = ("task", "method", "seeds finished", "seeds unfinished", "seeds not begun", "time")
-    return Table("What ran and what did not", columns, tuple(rows))
+        by_seed = {one.config.seed: one for one in collected.runs_of(cell.task, cell.method)}
+        finished = [seed for seed, one in by_seed.items() if one.finished]
+        unfinished = [seed for seed, one in by_seed.items() if not one.finished]
+        not_started = [seed for seed in collected.seeds if seed not in by_seed]
+        time = duration(sum(map(seconds, by_seed.values()))) if by_seed else ""
+        rows.append((cell.task, cell.method, *map(format_ranges, (finished, unfinished, not_started)), time))
+    columns = ("task", "method", "seeds finished", "seeds unfinished", "seeds not started", "time")
+    return Table("Runs", columns, tuple(rows))
 
 
-# The defaults of Green Algorithms (Lannelongue et al. 2021).
+# Defaults of Green Algorithms (Lannelongue et al. 2021).
 WATTS_PER_CORE = 12.0
 WATTS_PER_GIGABYTE = 0.3725
 POWER_USAGE_EFFECTIVENESS = 1.67
-GRAMS_PER_KILOWATT_HOUR = 475.0  # the world's average
+GRAMS_PER_KILOWATT_HOUR = 475.0  # world average
 
 
 def energy(runs: Iterable[Run]) -> Table:
@@ -272,36 +291,40 @@ def energy(runs: Iterable[Run]) -> Table:
         ("energy", f"{kilowatt_hours:,.3g} kWh"),
         ("carbon dioxide equivalent", f"{kilowatt_hours * GRAMS_PER_KILOWATT_HOUR:,.3g} g"),
     )
-    about = (
+    caption = (
         f"Energy = (core hours x {WATTS_PER_CORE:g} W + GB hours x {WATTS_PER_GIGABYTE:g} W) x "
         f"{POWER_USAGE_EFFECTIVENESS:g}, the power usage effectiveness; CO2e = energy x {GRAMS_PER_KILOWATT_HOUR:g} "
-        "g/kWh: the formula and the defaults of Green Algorithms (Lannelongue et al. 2021). Cores that a run might use "
-        "count as used; GPUs are not counted. Of the runs above, not of what was tried before them. The paper reports "
-        "2.63 to 2.88 tonnes for all of its own."
+        "g/kWh: the formula and the defaults of Green Algorithms (Lannelongue et al. 2021). All cores available to a "
+        "run count as used; GPUs are not counted. The estimate covers the runs of this report, not earlier "
+        "experiments. The paper reports 2.63 to 2.88 tonnes of CO2e for all of its experiments."
     )
-    return Table("Energy", ("", "estimate"), rows, about)
+    return Table("Energy", ("", "estimate"), rows, caption)
 
 
-def made_with(collected: Collected) -> Table:
-    """One row for each kind of machine and version that was used."""
-    found: Counter[tuple[str, ...]] = Counter()
+def software(collected: CollectedRuns) -> Table:
+    """Return a table with a row for each combination of versions, protocol, device and commit."""
+    counts: Counter[tuple[str, ...]] = Counter()
     for one in collected.runs:
-        versions = {"python": one.summary.get("python", "?"), **one.summary.get("versions", {})}
-        told = ", ".join(f"{name} {number}" for name, number in versions.items())
+        numbers = {"python": one.summary.get("python", "?"), **one.summary.get("versions", {})}
+        versions = ", ".join(f"{name} {number}" for name, number in numbers.items())
         protocol, device, commit = one.protocol, str(one.summary.get("device", "")), one.summary.get("git") or ""
-        found[told, protocol, device, commit[:12]] += 1
-    rows: tuple[tuple[Value, ...], ...] = tuple((*key, count) for key, count in found.items())
-    return Table("Made with", ("versions", "protocol", "device", "commit", "runs"), rows)
+        counts[versions, protocol, device, commit[:12]] += 1
+    rows: tuple[tuple[Value, ...], ...] = tuple((*key, count) for key, count in counts.items())
+    return Table("Software and devices", ("versions", "protocol", "device", "commit", "runs"), rows)
 
 
-def commands(collected: Collected) -> Table:
-    """What was typed: programs without their folders, and for the workers of a study the command that starts them."""
-    of_study = collected.command
-    rows = tuple(Counter(_command(one, of_study) for one in collected.runs).items())
+def commands(collected: CollectedRuns) -> Table:
+    """Return a table of the commands that trained the runs.
+
+    Programs are shown without their folders. The workers of a study are shown as the command of the study.
+    """
+    rows = tuple(Counter(_format_command(one, collected.command) for one in collected.runs).items())
     return Table("Commands", ("command", "runs"), rows)
 
 
-def _command(one: Run, of_study: str) -> str:
+def _format_command(one: Run, study_command: str) -> str:
     program, *rest = shlex.split(one.summary.get("command", "")) or [""]
-    name = "isqn" if program.endswith("/isqn/__main__.py") else Path(program).name  # the former: python -m isqn
-    return of_study if of_study and name != "isqn" else shlex.join([name, *rest]) if name else "not known"
+    name = "isqn" if program.endswith("/isqn/__main__.py") else Path(program).name  # __main__.py is `python -m isqn`
+    if study_command and name != "isqn":
+        return study_command
+    return shlex.join([name, *rest]) if name else "unknown"

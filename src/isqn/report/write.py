@@ -1,4 +1,4 @@
-"""A report on disk: the page, every figure in three formats, and the numbers behind them."""
+"""Write a report to disk: the page, every figure in three formats, and the numbers behind them."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from isqn.analysis.results import write_score_dict
-from isqn.experiments.config import nearest
+from isqn.config.fields import nearest
 from isqn.report import figures, page
 from isqn.report.build import Options, build, overview
 from isqn.report.charts import Figure, Report
-from isqn.report.collect import Collected, collect
+from isqn.report.collect import CollectedRuns, collect
 from isqn.train.record import replace_text, writable
 from isqn.types import UserError
 
@@ -24,65 +24,70 @@ __all__ = ["Options", "require_libraries", "watch", "write"]
 
 
 def require_libraries() -> None:
-    """Before hours of training, or before half of the files are written."""
+    """Refuse to start without the plotting libraries, before hours of training or before any file is written."""
     for name in ("matplotlib", "plotly"):
         if find_spec(name) is None:
             raise UserError(f'The report needs {name}: pip install "isqn[report]" (`isqn study --no-report` does not).')
 
 
 def write(folder: Path, out: Path, options: Options, baseline: str | None = None, only: tuple[str, ...] = ()) -> Report:
-    """index.html, figures/, results.csv, scores.json and headline.json."""
+    """Write index.html, figures/, results.csv, scores.json and headline.json, and return the report.
+
+    With `only`, no other figures are written as files.
+    """
     require_libraries()
     collected = collect(folder, baseline)
-    report, compared = build(collected, options)
-    drawn = [figure for figure in (overview(report), *report.figures) if figure]
-    names = [figure.name for figure in drawn]
+    report, comparison = build(collected, options)
+    all_figures = [figure for figure in (overview(report), *report.figures) if figure]
+    names = [figure.name for figure in all_figures]
     for name in only:
         if name not in names:
-            why = " ".join(report.notes)
-            raise UserError(f"--figure {name!r} is not in this report; {nearest(name, names)} {why}".strip())
+            notes = " ".join(report.notes)
+            raise UserError(f"--figure {name!r} is not in this report; {nearest(name, names)} {notes}".strip())
     with writable(out, "--out"):
         out.mkdir(parents=True, exist_ok=True)
         if not only:
-            _drop_others(out / "figures", names)
-        labels = report.labels
-        for figure in drawn:
+            _remove_stale_figures(out / "figures", names)
+        for figure in all_figures:
             if not only or figure.name in only:
-                figures.write(figure, out / "figures", among=labels)
-                write_numbers(out / "figures" / f"{figure.name}.csv", figure)
-        write_csv(out / "results.csv", collected)
-        if compared:
-            write_score_dict(out / "scores.json", compared.results, compared.scores, compared.scale)
+                figures.write(figure, out / "figures", all_labels=report.labels)
+                write_figure_csv(out / "figures" / f"{figure.name}.csv", figure)
+        write_returns_csv(out / "results.csv", collected)
+        if comparison:
+            write_score_dict(out / "scores.json", comparison.results, comparison.scores, comparison.scale)
         else:
-            (out / "scores.json").unlink(missing_ok=True)  # of an earlier report
+            (out / "scores.json").unlink(missing_ok=True)  # left by an earlier report
         replace_text(out / "headline.json", json.dumps(report.headline.as_json(), indent=1) + "\n")
         replace_text(out / "index.html", page.render(report))
     return report
 
 
-def _drop_others(folder: Path, names: list[str]) -> None:
-    """Figures of an earlier report which this one does not have: what has all of their files is one."""
+def _remove_stale_figures(folder: Path, names: list[str]) -> None:
+    """Remove figures of an earlier report that are not in this one.
+
+    A figure is recognised by having all of its files, so that files of the user stay.
+    """
     suffixes = (*figures.FORMATS, "csv")
-    for numbers in folder.glob("*.csv"):
-        files = [numbers.with_suffix(f".{suffix}") for suffix in suffixes]
-        if numbers.stem not in names and all(file.is_file() for file in files):
+    for csv_path in folder.glob("*.csv"):
+        files = [csv_path.with_suffix(f".{suffix}") for suffix in suffixes]
+        if csv_path.stem not in names and all(file.is_file() for file in files):
             for file in files:
                 file.unlink()
 
 
-def write_csv(path: Path, collected: Collected) -> None:
-    """One row for each epoch of each run: what the figures of returns are made from."""
+def write_returns_csv(path: Path, collected: CollectedRuns) -> None:
+    """Write the mean return of each epoch of each run, one row each."""
     rows = []
     for one in collected.runs:
-        whose = (collected.name, one.task, one.protocol, one.method, one.config.seed)
+        key = (collected.name, one.task, one.protocol, one.method, one.config.seed)
         for epoch, value in enumerate(one.returns):
-            rows.append((*whose, epoch, one.config.epoch_end(epoch), f"{value:.9g}", "yes" if one.finished else "no"))
+            rows.append((*key, epoch, one.config.epoch_end(epoch), f"{value:.9g}", "yes" if one.finished else "no"))
     header = ("study", "task", "protocol", "method", "seed", "epoch", "step", "mean_return", "finished")
     _write_rows(path, header, rows)
 
 
-def write_numbers(path: Path, figure: Figure) -> None:
-    """What a figure shows, to draw it another way: a row for each point of each of its lines and bars."""
+def write_figure_csv(path: Path, figure: Figure) -> None:
+    """Write the data of a figure, one row for each point of each line and for each bar."""
     rows = []
     for chart in figure.charts:
         for label, series in chart.series.items():
@@ -99,7 +104,7 @@ def _write_rows(path: Path, header: tuple[str, ...], rows: Iterable[tuple[Any, .
 
 
 def watch(folder: Path, out: Path, options: Options, baseline: str | None, seconds: float) -> None:
-    """The page alone, made anew until every run has finished."""
+    """Write only the page, again and again, until every run has finished."""
     require_libraries()
     while True:
         collected = collect(folder, baseline)
@@ -107,6 +112,6 @@ def watch(folder: Path, out: Path, options: Options, baseline: str | None, secon
         with writable(out, "--out"):
             out.mkdir(parents=True, exist_ok=True)
             replace_text(out / "index.html", page.render(report, refresh_seconds=max(1, round(seconds))))
-        if not collected.going and not collected.waiting:
+        if not collected.num_unfinished and not collected.num_not_started:
             return
         time.sleep(seconds)

@@ -21,8 +21,8 @@ from isqn.data.dataset import INDEX, read_index, spec_of
 from isqn.data.sources import own
 from isqn.experiments import worker
 from isqn.experiments.config import Config, from_mapping, read_toml, slug, to_toml
-from isqn.study.engines import RETRIES, Engine, Handle, Job, share_cores, visible_gpus
 from isqn.presets import preset_config, preset_for
+from isqn.study.engines import RETRIES, Engine, Handle, Job, share_cores, visible_gpus
 from isqn.study.grid import PART, Cell, Study, require_settings
 from isqn.study.grid import to_toml as study_toml
 from isqn.study.worker import SEEDS_PER_JOB

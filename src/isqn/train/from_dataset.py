@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from isqn.agents.base import Agent, AgentState
 from isqn.agents.registry import require_actions
 from isqn.config.fields import flag
@@ -20,11 +22,13 @@ from isqn.keys import episode_seed
 from isqn.train import offline, timing
 from isqn.train.announce import begin_summaries, epoch_line, require_memory
 from isqn.train.evaluate import host_evaluation, native_evaluation
-from isqn.train.functions import make_agent
+from isqn.train.functions import flops_per_update, make_agent
 from isqn.train.progress import Progress
 from isqn.types import EnvSpec, UserError
 
 IS_DISTRIBUTED = False
+WORK = "update"  # the unit whose FLOPs are counted
+flops = flops_per_update
 
 
 def specification(config: Any) -> EnvSpec:
@@ -151,6 +155,7 @@ def seconds_per_step(config: Any, seconds: float) -> float:
     if not config.evaluation_steps:
         return each
     steps = min(config.evaluation_steps, 200)
+    state = jax.jit(agent.init)(config.seed)
     brief = config.replace(evaluation_steps=steps, max_episode_steps=steps)
     with evaluation(brief, agent, spec, None, lambda: False) as play:
         taken = timing.time_calls(lambda: play(state, 0), seconds / 2, least=2).median

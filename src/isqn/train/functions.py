@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -72,6 +73,16 @@ def compile_agent(agent: Agent) -> Functions:
         refresh=program(agent.refresh, donate_argnums=0),
         sync=program(agent.sync, donate_argnums=0),
     )
+
+
+def flops_per_update(config: Any, spec: EnvSpec) -> float:
+    """Return the FLOPs of a gradient step, from the compiler's analysis of the compiled update."""
+    config = config.replace(updates_per_step=1) if config.updates_per_step != 1 else config
+    agent = registry.make_agent(config, spec)
+    state = jax.eval_shape(agent.init, 0)
+    batch = config.observed_spec(spec).batch(config.batch_size)
+    compiled = jit(agent.update, donate_argnums=0).lower(state, batch).compile()
+    return float((compiled.cost_analysis() or {}).get("flops", math.nan))
 
 
 def zero_totals(agent: Agent, config: Run, spec: EnvSpec) -> Any:

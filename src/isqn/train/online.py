@@ -17,11 +17,13 @@ from isqn.envs.adapter import Environment, make_environment, require_protocol
 from isqn.envs.registry import has_native, make_native
 from isqn.train import checkpoint, compiled, host, timing
 from isqn.train.announce import begin_summaries, epoch_line, require_memory
-from isqn.train.functions import compile_agent, make_agent
+from isqn.train.functions import compile_agent, flops_per_update, make_agent
 from isqn.train.progress import Progress, duration
 from isqn.types import EnvSpec, UserError, num_bytes
 
 IS_DISTRIBUTED = False
+WORK = "update"  # the unit whose FLOPs are counted
+flops = flops_per_update
 LONG_RUN_STEPS = 100_000  # from here on a run is worth a measured estimate of its time
 
 

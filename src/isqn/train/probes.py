@@ -1,4 +1,4 @@
-"""The paper's analysis of what a network learns: feature rank, dormant units, target churn, gradient directions."""
+"""The paper's probes of a network in training: feature rank, dormant units, target churn, gradient directions."""
 
 from __future__ import annotations
 
@@ -18,39 +18,49 @@ from isqn.types import Array, Metrics, Params, Transition
 
 
 def probe_columns(config: Any) -> tuple[str, ...]:
-    """What a row of metrics says about the network."""
+    """Return the names of the columns that the probes of the network add to metrics.csv."""
     heads = ("head_cosine",) if config.target_scheme.num_heads > 1 else ()
     norm = ("batch_norm_deviation",) if config.uses_batch_norm else ()
     return ("effective_rank", "dormant_share", *heads, *norm) if config.analysis else ()
 
 
 def effective_rank(features: np.ndarray, delta: float = 0.01) -> int:
-    """srank (Kumar et al. 2021): how many singular values make up 1 - delta of their sum."""
+    """Return the effective rank (srank, Kumar et al. 2021).
+
+    It is the smallest number of singular values whose sum is at least 1 - delta of the sum of all.
+    """
     values = np.linalg.svd(np.asarray(features, np.float64), compute_uv=False)
     return int(np.searchsorted(np.cumsum(values), (1 - delta) * values.sum()) + 1)
 
 
 def dormant_share(units: list[Array]) -> float:
-    """The share of units that are above zero on no sample; each position of a feature map is a unit.
+    """Return the share of units that are above zero on no sample. Each position of a feature map is a unit.
 
-    As in the authors' code: Sokar et al. 2023 with a threshold of 0. A ReLU that leaks is never at zero for long.
+    This is the measure of Sokar et al. 2023 with a threshold of 0, as in the authors' code. Units of a leaky ReLU are
+    rarely dormant in this sense.
     """
     dormant = [np.asarray(jnp.max(layer, axis=0) <= 0) for layer in units]
     return float(sum(d.sum() for d in dormant) / max(1, sum(d.size for d in dormant)))
 
 
 def probe_features(agent: Agent, state: AgentState, batch: Transition) -> dict[str, float]:
-    """Rank and dormant units of a network on the states of a batch; with several heads, how alike they are."""
+    """Return the probes of the network on the states of a batch.
+
+    They are the effective rank and the share of dormant units, the cosine between heads if there are several, and the
+    deviation of BatchNorm's input if there is any.
+    """
     units, features = jit(agent.activations)(state._replace(optimizer=(), probe=()), batch)
-    found = {"effective_rank": effective_rank(np.asarray(features)), "dormant_share": dormant_share(units)}
+    values = {"effective_rank": effective_rank(np.asarray(features)), "dormant_share": dormant_share(units)}
     cosine = head_cosine(state.params["heads"])
-    found |= {} if cosine is None else {"head_cosine": cosine}
-    return found | ({"batch_norm_deviation": batch_norm_deviation(units)} if state.statistics else {})
+    values |= {} if cosine is None else {"head_cosine": cosine}
+    return values | ({"batch_norm_deviation": batch_norm_deviation(units)} if state.statistics else {})
 
 
 def head_cosine(heads: Params) -> float | None:
-    """Between the weights of neighbouring heads, the mean over them: moving averages pull heads together. None if there
-    is only one."""
+    """Return the mean cosine between the weights of neighbouring heads, or None if there is only one head.
+
+    Moving-average updates of the target heads pull the heads together.
+    """
     leaves = jax.tree_util.tree_leaves_with_path(heads)
     kernels = [np.asarray(leaf, np.float64) for path, leaf in leaves if path[-1].key == "kernel"]
     if len(kernels[0]) == 1:
@@ -61,32 +71,35 @@ def head_cosine(heads: Params) -> float | None:
 
 
 def batch_norm_deviation(units: list[Array]) -> float:
-    """Of what comes into BatchNorm, the output of every ReLU: the root of the mean variance over the samples. Where it
-    is not far above the root of the epsilon, BatchNorm centres more than it scales."""
+    """Return the root mean variance over samples of BatchNorm's input, which is the output of every ReLU.
+
+    If it is not far above the square root of BatchNorm's epsilon, BatchNorm centres more than it scales.
+    """
     return float(np.sqrt(np.mean([np.asarray(layer, np.float64).var(axis=0).mean() for layer in units])))
 
 
 def add_probes(agent: Agent, config: Any) -> Agent:
-    """The same agent, which also reports churn and gradient directions at every update.
+    """Return the same agent, which also reports target churn and gradient cosines at every update.
 
-    Its batches are longer: what comes behind is held out, only looked at. Its state keeps the
-    network as it was at the last refresh, before heads moved: there the head that learns first is the one
-    that is now its target, so that a target-based gradient can be computed beside the agent's own.
+    Its batches are longer: the transitions after the first `batch_size` are held out and never learned from. Its state
+    also keeps the parameters before the last refresh, in `probe`. The first online head of that copy is the current
+    target of the first pair, so that a target-based gradient can be computed beside the agent's own.
     """
     scheme, pair_loss = config.target_scheme, make_loss(config.loss, config)
     joint = config.uses_batch_norm
-    without_target_losses = make_pair_losses(target_free(), agent.network, pair_loss, joint=joint)
-    with_target_losses = make_pair_losses(target_based(), agent.network, pair_loss, joint=joint)
-    learns, aims = scheme.online[0], scheme.target[0]
+    tf_losses = make_pair_losses(target_free(), agent.network, pair_loss, joint=joint)
+    tb_losses = make_pair_losses(target_based(), agent.network, pair_loss, joint=joint)
+    online_head, target_head = scheme.online[0], scheme.target[0]
 
     def first_head(params: Params) -> Params:
-        return {**params, "heads": jax.tree.map(lambda w: w[learns : learns + 1], params["heads"])}
+        """Select the online head of the first pair."""
+        return {**params, "heads": jax.tree.map(lambda w: w[online_head : online_head + 1], params["heads"])}
 
-    def target_of(state: AgentState, batch: Transition) -> Array:
-        """What the first pair learns towards, but for the reward."""
+    def bootstrap_target(state: AgentState, batch: Transition) -> Array:
+        """Return the regression target of the first pair without the reward."""
         params = state.copies[scheme.copy[0]] if scheme.copy else state.params
         q, _ = agent.network.apply(params, state.statistics, batch.next_obs, joint)
-        return batch.discount * q[:, aims].max(axis=-1)
+        return batch.discount * q[:, target_head].max(axis=-1)
 
     def init(seed: Array | int) -> AgentState:
         state = agent.init(seed)
@@ -96,27 +109,27 @@ def add_probes(agent: Agent, config: Any) -> Agent:
         train = jax.tree.map(lambda x: x[: config.batch_size], batch)
         held_out = jax.tree.map(lambda x: x[config.batch_size :], batch)._replace(ended=(), explored=())
 
-        def direction(losses: Any, params: Params, copies: tuple[Params, ...]) -> Params:
+        def gradient(losses: Any, params: Params, copies: tuple[Params, ...]) -> Params:
             return jax.grad(lambda p: losses(p, state.statistics, copies, compared)[0].sum())(params)
 
-        # one step has one direction, whatever its target: of a stream, several are compared
+        # On a single transition all targets give parallel gradients, so a streaming agent needs held-out ones.
         compared = held_out if agent.is_streaming else train
         if config.normalise_rewards:
             compared = compared._replace(reward=compared.reward / normalisation.reward_scale(state.moments))
-        own = first_head(direction(agent.losses, state.params, state.copies))
-        small = first_head(state.params)
-        without = direction(without_target_losses, small, ())
-        with_target = direction(with_target_losses, small, (first_head(state.probe),))
-        new, metrics = agent.update(state, train)
+        own_gradient = first_head(gradient(agent.losses, state.params, state.copies))
+        one_head = first_head(state.params)
+        tf_gradient = gradient(tf_losses, one_head, ())
+        tb_gradient = gradient(tb_losses, one_head, (first_head(state.probe),))
+        new_state, metrics = agent.update(state, train)
         churn = {
-            f"target_churn_{name}": jnp.abs(target_of(state, part) - target_of(new, part)).mean()
+            f"target_churn_{name}": jnp.abs(bootstrap_target(state, part) - bootstrap_target(new_state, part)).mean()
             for name, part in (("train", train), ("held_out", held_out))
         }
         cosines = {
-            "gradient_cosine_own_tb": gradient_cosine(own, with_target),
-            "gradient_cosine_tf_tb": gradient_cosine(without, with_target),
+            "gradient_cosine_own_tb": gradient_cosine(own_gradient, tb_gradient),
+            "gradient_cosine_tf_tb": gradient_cosine(tf_gradient, tb_gradient),
         }
-        return new, metrics | churn | cosines
+        return new_state, metrics | churn | cosines
 
     def refresh(state: AgentState) -> AgentState:
         return agent.refresh(state._replace(probe=state.params))
@@ -125,12 +138,13 @@ def add_probes(agent: Agent, config: Any) -> Agent:
 
 
 def gradient_cosine(a: Params, b: Params) -> Array:
-    """Of two gradients as vectors, without the parameters of normalisation layers, as in the authors' code."""
+    """Return the cosine between two gradients, without the parameters of normalisation layers (as the authors)."""
 
-    def vector(tree: Params) -> Array:
+    def flatten(tree: Params) -> Array:
         leaves = jax.tree_util.tree_leaves_with_path(tree)
-        kept = [leaf.ravel() for path, leaf in leaves if "norm" not in jax.tree_util.keystr(path).lower()]
-        return jnp.concatenate(kept)
+        return jnp.concatenate(
+            [leaf.ravel() for path, leaf in leaves if "norm" not in jax.tree_util.keystr(path).lower()]
+        )
 
-    left, right = vector(a), vector(b)
+    left, right = flatten(a), flatten(b)
     return left @ right / (jnp.linalg.norm(left) * jnp.linalg.norm(right) + 1e-9)

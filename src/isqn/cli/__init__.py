@@ -1,0 +1,117 @@
+"""The `isqn` command: one file per command, which parses, calls and prints."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from isqn import __version__
+from isqn.cli.parse import UsageError, parse_everywhere
+from isqn.config.fields import nearest
+from isqn.exits import FAILED, INTERRUPTED, KEYBOARD, USAGE
+from isqn.imports import import_all
+from isqn.types import Interrupted, UserError
+
+WELCOME = f"""\
+isqn {__version__}: deep value-based reinforcement learning without the second network.
+  isqn train dqn --env-id isqn/Chain-v0     a problem with known values, in seconds
+  isqn study online-plain --dry-run         a figure of the paper, at a size for this machine
+  isqn COMMAND --help                       train, resume, study, report, eval, play, data, probe, cost, list, doctor
+The method in ten minutes: src/isqn/schemes.py and src/isqn/losses.py."""
+
+
+def _command(module: str) -> Callable[[list[str]], int]:
+    """Return a command that imports its module when it is called, so that others answer at once."""
+    return lambda args: import_module(f"isqn.cli.{module}").run(args)
+
+
+COMMANDS: dict[str, Callable[[list[str]], int]] = {
+    "train": _command("train"),
+    "resume": _command("resume"),
+    "study": _command("study"),
+    "report": _command("report"),
+    "eval": _command("evaluate"),
+    "play": _command("play"),
+    "data": _command("data"),
+    "probe": _command("probe"),
+    "cost": _command("cost"),
+    "list": _command("listing"),
+    "doctor": _command("doctor"),
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run a command line; return its exit code."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    if not argv or argv[0] in ("-h", "--help"):
+        print(WELCOME)
+        return 0
+    if argv[0] == "--version":
+        print(__version__)
+        return 0
+    debug = "--debug" in argv  # also for an error in the command line itself
+    try:
+        everywhere, words = parse_everywhere(argv)
+        command, *rest = words or [""]
+        if command not in COMMANDS:
+            raise UsageError(f"`isqn {command}` is not known; {nearest(command, COMMANDS)}")
+        import_all(everywhere.imports)
+        with _plain_warnings():
+            code = COMMANDS[command](rest)
+        sys.stdout.flush()
+        return code
+    except UserError as error:
+        if debug:
+            raise
+        _say(f"isqn: {error}")
+        return USAGE if isinstance(error, UsageError) else FAILED
+    except KeyboardInterrupt:
+        sys.stdout.flush()
+        os._exit(KEYBOARD)  # an orderly end, with the compiler still at work in a thread, is a segmentation fault
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Interrupted as stop:
+        signal.signal(
+            signal.SIGINT, signal.SIG_IGN
+        )  # everything is saved: another Ctrl-C need not show how Python ends
+        _say(f"isqn: {stop}")
+        return INTERRUPTED
+    except Exception as error:
+        if debug:
+            raise
+        message = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+        if isinstance(error, OSError) and error.filename:
+            message = f"{error.filename2 or error.filename} cannot be read or written ({error.strerror})"
+        _say(f"isqn: {message} (add --debug for the traceback)")
+        return FAILED
+
+
+def _say(sentence: str) -> None:
+    from isqn.train.progress import say
+
+    say(sentence)
+
+
+@contextmanager
+def _plain_warnings() -> Iterator[None]:
+    """Show warnings of the package as sentences for the user, without a place in the code."""
+    package, elsewhere = str(Path(__file__).parents[1]), warnings.formatwarning
+
+    def plain(message: Any, category: type[Warning], filename: str, *rest: Any, **more: Any) -> str:
+        if category is UserWarning and filename.startswith(package):
+            return f"isqn: warning: {message}\n"
+        return elsewhere(message, category, filename, *rest, **more)
+
+    warnings.formatwarning = plain
+    try:
+        yield
+    finally:
+        warnings.formatwarning = elsewhere

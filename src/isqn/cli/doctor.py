@@ -1,0 +1,44 @@
+"""`isqn doctor`: versions, devices, and where the time of a step goes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from isqn.cli.parse import parse
+from isqn.presets import preset_config
+
+
+@dataclass(frozen=True)
+class Doctor:
+    """Print versions, devices, and the time of each part of a step under a preset."""
+
+    preset: str = "atari-cnn-ln"
+    """Preset whose step is timed."""
+    json: bool = False
+    """Print one JSON object."""
+
+
+def run(args: Sequence[str]) -> int:
+    options = parse(Doctor, args, "isqn doctor")
+    from isqn.train.doctor import examine
+
+    found = examine(preset_config(options.preset))
+    if options.json:
+        print(json.dumps({"preset": options.preset, **found}))
+        return 0
+    for name in ("python", "platform", "device", "cores", "memory_gb", "xla_flags"):
+        print(f"{name:12s} {found[name]}")
+    for name, number in found["versions"].items():
+        print(f"{name:12s} {number}")
+    for name, state in found["extras"].items():
+        print(f"{'[' + name + ']':12s} {state}")
+    if found["problem"]:
+        print(found["problem"])
+        return 0
+    print(f"\none step of preset {options.preset}, in ms (median, and the middle half of the calls):")
+    for part, (median, low, high) in found["milliseconds"].items():
+        print(f"{part:12s} {median:9.3f}   {low:.3f} to {high:.3f}")
+    print(found["verdict"])
+    return 0

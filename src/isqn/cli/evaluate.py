@@ -1,0 +1,114 @@
+"""`isqn eval RUN_DIR`: play with a trained agent and print its returns."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from isqn.agents.registry import find_agent
+from isqn.cli.parse import parse, require_at_least_one, require_beta, require_probability, require_seed
+from isqn.cli.tables import number
+from isqn.types import UserError
+
+
+@dataclass(frozen=True)
+class Eval:
+    """Play with a trained agent and print its returns."""
+
+    run_dir: tyro.conf.Positional[Path]
+    """Run folder."""
+    episodes: int = 10
+    """Number of games."""
+    seed: int = 100
+    """Seed of the environment and of the agent."""
+    epsilon: Annotated[float | None, tyro.conf.arg(metavar="FLOAT")] = None
+    """Probability of a random action. Default: 0.001, and 0 for a policy. Not for ilql."""
+    acting_rule: Literal["auto", "uniform", "episode", "mean", "last", "sample", "greedy"] = "auto"
+    """Acting head, or how a policy acts. auto: as in training, but for sac the mean of the policy."""
+    which: Literal["last", "best"] = "last"
+    """Checkpoint: the newest, or that of the best epoch."""
+    beta: Annotated[float | None, tyro.conf.arg(metavar="FLOAT")] = None
+    """For ilql: inverse temperature of the values. Default: as in training; 0 decodes by the policy alone."""
+    html: Annotated[Path | None, tyro.conf.arg(metavar="PATH")] = None
+    """For ilql: also write the boards of all games to this page."""
+    capture_video: bool = False
+    """Record the first game to RUN_DIR/videos."""
+    json: bool = False
+    """Print one JSON object."""
+
+
+def run(args: Sequence[str]) -> int:
+    options = parse(Eval, args, "isqn eval")
+    require_at_least_one("episodes", options.episodes)
+    require_probability("--epsilon", options.epsilon)
+    require_seed(options.seed)
+    require_beta(options.beta)
+    from isqn.train.record import read_config
+
+    if find_agent(read_config(options.run_dir).agent).actions == "tokens":
+        from isqn.cli import boards
+
+        return boards.evaluate(options)
+    for name, given in (("--beta", options.beta), ("--html", options.html)):
+        if given is not None:
+            raise UserError(f"{name} is for runs of `isqn train ilql`, and {options.run_dir} is none.")
+    return _evaluate(options)
+
+
+def _evaluate(options: Eval) -> int:
+    import numpy as np
+
+    from isqn.train.evaluate import evaluate
+    from isqn.train.player import load_player
+
+    config, env, agent, state, step, epsilon = load_player(
+        options.run_dir,
+        options.which,
+        options.acting_rule,
+        options.epsilon,
+        command="`isqn eval`",
+        for_evaluation=True,
+        render=options.capture_video,
+    )
+    video = options.run_dir / "videos" / f"step-{step}-seed-{options.seed}.mp4" if options.capture_video else None
+    with redirect_stdout(sys.stderr):
+        played = evaluate(
+            agent,
+            state,
+            env,
+            episodes=options.episodes,
+            seed=options.seed,
+            epsilon=epsilon,
+            max_episode_steps=config.max_episode_steps,
+            video=video,
+        )
+    returns = np.array([episode.episodic_return for episode in played])
+    if options.json:
+        summary = {
+            "env_id": env.spec.id,
+            "protocol": env.spec.protocol,
+            "label": config.label,
+            "step": step,
+            "mean_return": float(returns.mean()),
+            "std_return": float(returns.std()),
+            "epsilon": epsilon,
+            "acting_rule": config.acting_rule,
+            "episodes": [{"seed": e.seed, "return": e.episodic_return, "length": e.length} for e in played],
+            "video": str(video) if video else None,
+        }
+        print(json.dumps(summary))
+        return 0
+    for episode in played:
+        print(f"return {episode.episodic_return:10.2f}   length {episode.length:6d}   seed {episode.seed}")
+    mean = f"{returns.mean():.2f} ± {returns.std():.2f} over {number(len(played), 'game', 'games')}"
+    print(f"{config.label} on {env.spec.id} at step {step:,}: {mean}")
+    if video:
+        print(video)
+    return 0

@@ -1,0 +1,73 @@
+"""`isqn list`: environments, presets, studies, schemes, losses and agents."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import tyro
+
+from isqn.agents.registry import agent_names, find_agent
+from isqn.cli.parse import UsageError, parse
+from isqn.cli.tables import number, table
+from isqn.config.fields import nearest
+from isqn.losses import LOSSES
+from isqn.presets import PRESETS
+
+LISTS = ("envs", "presets", "studies", "schemes", "losses", "agents")
+
+
+@dataclass(frozen=True)
+class List:
+    """List what the package has."""
+
+    what: tyro.conf.Positional[str]
+    """One of envs, presets, studies, schemes, losses or agents."""
+    json: bool = False
+    """Print JSON."""
+
+
+def run(args: Sequence[str]) -> int:
+    options = parse(List, args, "isqn list")
+    if options.what not in LISTS:
+        raise UsageError(f"`isqn list {options.what}` is not known; {nearest(options.what, LISTS)}")
+    rows = _listing(options.what)
+    if options.json:
+        print(json.dumps(rows))
+        return 0
+    print(*table((), [tuple(row.values()) for row in rows]), sep="\n")
+    return 0
+
+
+def _listing(what: str) -> list[dict[str, str]]:
+    """Return the rows of a list."""
+    from isqn.envs.adapter import list_environments
+    from isqn.schemes import SCHEMES
+
+    if what == "envs":
+        return [{"id": row.id, "kind": row.kind, "loops": ", ".join(row.loops)} for row in list_environments()]
+    if what == "presets":
+        return [
+            {"name": name, "description": preset.description, "agent": preset.agent} for name, preset in PRESETS.items()
+        ]
+    if what == "studies":
+        from isqn.study.catalogue import QUESTIONS
+
+        return [{"name": name, "paper": paper, "question": question} for name, (question, paper) in QUESTIONS.items()]
+    if what == "schemes":
+        return [
+            {
+                "name": name,
+                "label": make(3).label("DQN"),
+                "heads": number(make(3).num_heads, "head", "heads"),
+                "copies": number(make(3).num_copies, "copy", "copies"),
+            }
+            for name, make in SCHEMES.items()
+        ]
+    if what == "agents":
+        return [{"name": name, "description": find_agent(name).summary} for name in agent_names()]
+    return [
+        {"name": name, "label": loss.label, "description": (loss.function.__doc__ or "").split("\n")[0]}
+        for name, loss in LOSSES.items()
+    ]

@@ -1,0 +1,181 @@
+"""Parsing by tyro. Its structured errors become one sentence each: what was given, what is allowed, which flag."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, is_dataclass
+from dataclasses import fields as dataclass_fields
+from typing import Annotated, Any, NoReturn, TypeVar, get_args, get_origin, get_type_hints
+
+import tyro
+from tyro import _errors as tyro_errors  # structured parse errors; private in tyro 1.0, hence its upper bound
+
+from isqn.agents.registry import foreign_setting
+from isqn.config.fields import MAX_INTEGER, flag, nearest
+from isqn.types import UserError
+
+Options = TypeVar("Options")
+
+HELP_ENDING = "With any command, --debug shows the traceback of an error, and --import FILE imports code of your own."
+EMPTY = "is empty; give it a value, or leave it out."
+
+
+class UsageError(UserError):
+    """A command line that cannot be read."""
+
+
+@dataclass(frozen=True)
+class Everywhere:
+    """Flags of every command."""
+
+    debug: bool = False
+    """Show the traceback of an error."""
+    imports: Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(name="import")] = ()
+    """Python file or module to import first; may be repeated."""
+
+
+def parse_everywhere(args: Sequence[str]) -> tuple[Everywhere, list[str]]:
+    """Return the flags of every command, and the rest of the command line."""
+    return _parse(Everywhere, args, "isqn", return_unknown_args=True, add_help=False)
+
+
+def parse_some(kind: type[Options], args: Sequence[str], prog: str) -> Options:
+    """Return the flags of `kind`, and leave all others to a later parse."""
+    return _parse(kind, args, prog, return_unknown_args=True, add_help=False)[0]  # type: ignore[no-any-return]
+
+
+def parse(kind: Any, args: Sequence[str], prog: str, default: Any = None, agent: str = "") -> Any:
+    """Return the whole command line; `agent` is the one whose settings are flags here."""
+    settings: dict[str, Any] = {} if default is None else {"default": default}
+    description = f"{inspect.getdoc(get_origin(kind) or kind)}\n\n{HELP_ENDING}"
+    _require_values_once(kind, args)
+    return _parse(kind, args, prog, agent=agent, description=description, **settings)
+
+
+def _parse(kind: Any, args: Sequence[str], prog: str, *, agent: str = "", **settings: Any) -> Any:
+    def refuse(event: tyro_errors.ParseErrorEvent) -> None:
+        _refuse(event, kind, list(args), prog, agent)
+
+    with tyro_errors.on_parse_error(refuse):
+        return tyro.cli(kind, args=list(args), prog=prog, **settings)
+
+
+def _require_values_once(kind: Any, args: Sequence[str]) -> None:
+    """Refuse what tyro takes in silence: an empty value, and a list that is given twice."""
+    lists = [name for name, hint in flags(kind).items() if get_origin(hint) is tuple]
+    given: set[str] = set()
+    for before, word in zip(("", *args), args, strict=False):
+        name, equals, value = word.partition("=")
+        name = name.replace("_", "-")
+        if word == "" or (equals and not value and word.startswith("--")):
+            what = name if equals else before if before.startswith("-") else "An argument"
+            raise UsageError(f"{what} {EMPTY}")
+        if name in lists:
+            if name in given:
+                raise UsageError(f"{name} is given twice; give all its values after one {name}.")
+            given.add(name)
+
+
+def _refuse(event: tyro_errors.ParseErrorEvent, kind: Any, args: list[str], prog: str, agent: str) -> NoReturn:
+    """Raise the sentence for an error of tyro."""
+    match event:
+        case tyro_errors.UnrecognizedArgs():
+            raise UsageError(_unrecognised(event.tokens, kind, args, prog, agent))
+        case tyro_errors.InvalidChoice():
+            raise UsageError(f"{_flag_of(event.argument)} is {event.value!r}; {nearest(event.value, event.choices)}")
+        case tyro_errors.BadValue():
+            choices = event.argument.lowered.choices or ()
+            raise UsageError(f"{_flag_of(event.argument)} needs a value{': ' * bool(choices)}{', '.join(choices)}.")
+        case tyro_errors.InstantiationFailure() if event.argument is not None:
+            raise UsageError(_bad_value(event.argument, event.message))
+        case tyro_errors.MissingArgs():
+            arguments = [missing.arg for missing in event.missing_arguments]
+            raise UsageError(" ".join(_missing(argument, prog) for argument in arguments[:1]))
+    raise UsageError(f"`{prog}` cannot read this command line; `{prog} --help` explains it.")
+
+
+def _unrecognised(tokens: list[str], kind: Any, args: list[str], prog: str, agent: str) -> str:
+    names = [token.partition("=")[0].replace("_", "-") for token in tokens if token.startswith("--")]
+    if names:
+        foreign = foreign_setting(names[0][2:].replace("-", "_"), agent) if agent else ""
+        hint = foreign or nearest(names[0], flags(kind), f"`{prog} --help` lists them.")
+        return f"`{prog}` has no flag {names[0]}; {hint}"
+    before = args[args.index(tokens[0]) - 1].replace("_", "-") if tokens[0] in args[1:] else ""
+    if flags(kind).get(before) is bool:
+        other = f"--{before.removeprefix('--no-')}" if before.startswith("--no-") else f"--no-{before[2:]}"
+        return f"{before} takes no value; its opposite is {other}."
+    return f"`{prog}` has no place for {tokens[0]!r}; `{prog} --help` explains it."
+
+
+def _bad_value(argument: Any, message: str) -> str:
+    """Return the sentence for a value of the wrong type, which stands in quotes in the message of its parser."""
+    hint = argument.field.type_stripped
+    kinds = (hint, *get_args(hint))
+    for value in re.findall(r"'([^']*)'", message):
+        for kind, words in ((int, "a whole number"), (float, "a number")):
+            if kind in kinds:
+                try:
+                    kind(value)
+                except ValueError:
+                    return f"{_flag_of(argument)} is {value!r}; it must be {words}."
+    return f"{_flag_of(argument)} cannot be read: {message.rstrip('.')}."
+
+
+def _missing(argument: Any, prog: str) -> str:
+    if argument.is_positional():
+        return f"`{prog}` needs an argument: {argument.field.extern_name.replace('_', '-').upper()}."
+    return f"`{prog}` needs {_flag_of(argument)}."
+
+
+def _flag_of(argument: Any) -> str:
+    names = argument.lowered.name_or_flags
+    return str(max(names, key=len)) if names else argument.field.extern_name.replace("_", "-").upper()
+
+
+def flags(kind: Any) -> dict[str, Any]:
+    """Return every flag of a command, with its type."""
+    found: dict[str, Any] = {}
+    arguments = dict(zip(getattr(get_origin(kind), "__parameters__", ()), get_args(kind), strict=False))
+    for name, hint in get_type_hints(get_origin(kind) or kind, include_extras=True).items():
+        marks = getattr(hint, "__metadata__", ()) if get_origin(hint) is Annotated else ()
+        plain = get_args(hint)[0] if marks else hint
+        plain = arguments.get(plain, plain)
+        if is_dataclass(plain):
+            found |= flags(plain)
+        elif name in {field.name for field in dataclass_fields(get_origin(kind) or kind)}:
+            renamed = [mark.name for mark in marks if getattr(mark, "name", None)]
+            aliases = [alias for mark in marks for alias in getattr(mark, "aliases", None) or ()]
+            names = [*aliases, *map(flag, renamed or [name])]
+            names += [f"--no-{known[2:]}" for known in names if plain is bool]
+            found |= dict.fromkeys(names, plain)
+    return found
+
+
+# -- values that several commands check
+
+
+def require_choice(what: str, value: str, choices: Sequence[str]) -> None:
+    if value not in choices:
+        raise UsageError(f"{what} is {value!r}; {nearest(value, choices)}")
+
+
+def require_at_least_one(name: str, value: int) -> None:
+    if value < 1:
+        raise UserError(f"--{name} is {value}; it must be at least 1.")
+
+
+def require_probability(name: str, value: float | None) -> None:
+    if value is not None and not 0 <= value <= 1:
+        raise UserError(f"{name} is {value}; it must be between 0 and 1.")
+
+
+def require_beta(beta: float | None) -> None:
+    if beta is not None and not 0 <= beta < float("inf"):
+        raise UserError(f"--beta is {beta}; it must be a number of at least 0.")
+
+
+def require_seed(seed: int) -> None:
+    if not 0 <= seed <= MAX_INTEGER:
+        raise UserError(f"--seed is {seed}; it must be between 0 and {MAX_INTEGER}.")

@@ -1,0 +1,79 @@
+"""`isqn play RUN_DIR WORD`: show the guesses of a trained Wordle agent."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from isqn.cli.boards import use_colour
+from isqn.cli.parse import parse, require_at_least_one, require_beta, require_seed
+from isqn.cli.tables import table
+
+
+@dataclass(frozen=True)
+class Play:
+    """Show the guesses of a trained Wordle agent, with its top alternatives and their values."""
+
+    run_dir: tyro.conf.Positional[Path]
+    """Run folder of `isqn train ilql`."""
+    word: tyro.conf.Positional[str]
+    """Hidden word of five letters."""
+    top: int = 5
+    """Number of alternatives shown at each turn."""
+    beta: Annotated[float | None, tyro.conf.arg(metavar="FLOAT")] = None
+    """Inverse temperature of the values. Default: as in training; 0 decodes by the policy alone."""
+    acting_rule: Literal["auto", "greedy", "sample"] = "auto"
+    """Decoding. auto: as in training."""
+    which: Literal["last", "best"] = "last"
+    """Checkpoint: the newest, or that of the best epoch."""
+    seed: int = 100
+    """Seed of the sampled tokens."""
+    json: bool = False
+    """Print one JSON object."""
+
+
+def run(args: Sequence[str]) -> int:
+    options = parse(Play, args, "isqn play")
+    from isqn.language import play, training
+    from isqn.language.game import format_guess, require_word
+
+    word = require_word(options.word.lower())
+    require_at_least_one("top", options.top)
+    require_seed(options.seed)
+    require_beta(options.beta)
+    config, state, step = training.load_writer(options.run_dir, options.which, options.acting_rule, options.beta)
+    words = play.load_word_list(config)
+    games, turns = play.trace_game(config, state, word, options.top, options.seed)
+    if options.json:
+        print(
+            json.dumps(
+                {
+                    "label": config.label,
+                    "step": step,
+                    "inverse_temperature": config.inverse_temperature,
+                    "acting_rule": config.acting_rule,
+                    "word": word,
+                    "listed": word in words,
+                    "solved": bool(games.solved[0]),
+                    "turns": [turn.as_json() for turn in turns],
+                }
+            )
+        )
+        return 0
+    some = ", ".join(words[:: -(-len(words) // 4)])
+    known = "" if word in words else f"; {word} is not among the {len(words)} words it knows, such as {some}"
+    print(f"{config.label} at step {step:,}, beta {config.inverse_temperature:g}{known}")
+    for number, turn in enumerate(turns, start=1):
+        print(f"\n{number}. {format_guess(turn.guess, turn.colours, colour=use_colour())}   V {turn.value:.2f}")
+        shown: list[tuple[str, ...]] = [
+            (c.word, f"{100 * c.probability:.2g} %", f"{100 * c.policy_probability:.2g} %", f"{c.value:.2f}")
+            for c in turn.candidates
+        ]
+        print(*(f"   {line}" for line in table(("word", "chosen", "policy", "Q"), shown)), sep="\n")
+    print(f"\n{word}: found with guess {len(turns)}" if games.solved[0] else f"\n{word}: not found")
+    return 0

@@ -1,0 +1,58 @@
+"""`isqn probe RUN_DIR`: the paper's analysis of a trained network."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import tyro
+
+from isqn.cli.parse import parse, require_at_least_one, require_choice, require_seed
+
+METRICS = ("effective-rank", "dormant", "target-churn", "gradient-cosine", "head-cosine", "batch-norm")
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Measure what a trained network represents and how its targets move (the paper's analysis)."""
+
+    run_dir: tyro.conf.Positional[Path]
+    """Run folder."""
+    metric: tuple[str, ...] = ()
+    """Metrics: effective-rank, dormant, target-churn, gradient-cosine, head-cosine, batch-norm. Default: all."""
+    which: Literal["last", "best"] = "last"
+    """Checkpoint: the newest, or that of the best epoch."""
+    samples: int = 2048
+    """Number of states, from fresh games of the agent."""
+    updates: int = 100
+    """Number of updates over which churn and cosines are averaged; they are discarded."""
+    seed: int = 100
+    """Seed of the games."""
+    json: bool = False
+    """Print one JSON object."""
+
+
+def run(args: Sequence[str]) -> int:
+    options = parse(Probe, args, "isqn probe")
+    for name in ("samples", "updates"):
+        require_at_least_one(name, getattr(options, name))
+    for metric in options.metric:
+        require_choice("--metric", metric, METRICS)
+    require_seed(options.seed)
+    from isqn.analysis.probe import probe_run
+
+    with redirect_stdout(sys.stderr):
+        found = probe_run(
+            options.run_dir, options.metric, options.which, options.samples, options.updates, options.seed
+        )
+    if options.json:
+        print(json.dumps(found))
+    else:
+        for name, value in found.items():
+            print(f"{name:24s} {value:.6g}" if isinstance(value, float) else f"{name:24s} {value}")
+    return 0

@@ -1,0 +1,64 @@
+"""`isqn report FOLDER`: statistics, figures and one self-contained page."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from isqn.cli.parse import parse
+from isqn.cli.tables import table
+from isqn.types import UserError
+
+
+@dataclass(frozen=True)
+class Report:
+    """Write statistics, figures and one self-contained page from runs."""
+
+    folder: tyro.conf.Positional[Path]
+    """Folder of a study, or any folder with runs below it."""
+    out: Annotated[Path | None, tyro.conf.arg(aliases=["-o"], metavar="PATH")] = None
+    """Output folder. Default: FOLDER/report."""
+    baseline: Annotated[str | None, tyro.conf.arg(metavar="METHOD")] = None
+    """Baseline: the method whose score is 1, such as TB-DQN."""
+    missing: Literal["fail", "drop", "truncate"] = "fail"
+    """Missing or unfinished runs: refuse, drop their seeds, or truncate all runs to the shortest."""
+    pool_protocols: bool = False
+    """Compare runs of different protocols."""
+    figure: tuple[str, ...] = ()
+    """Figures to write as files, such as auc or curves. Default: all; the page always has all."""
+    watch: bool = False
+    """Update the page while runs are going on."""
+    every: float = 30.0
+    """Seconds between updates with --watch."""
+    json: bool = False
+    """Print the headline as JSON."""
+
+
+def run(args: Sequence[str]) -> int:
+    options = parse(Report, args, "isqn report")
+    from isqn.report import write
+    from isqn.train.progress import say
+
+    out = options.out or options.folder / "report"
+    if not 0 < options.every < float("inf"):
+        raise UserError(f"--every is {options.every:g}; it must be a number of seconds above 0.")
+    rules = write.Options(options.missing, options.pool_protocols)
+    if options.watch:
+        say(f"{out / 'index.html'} is made anew every {options.every:g} s; Ctrl-C ends it")
+        write.watch(options.folder, out, rules, options.baseline, options.every)
+    made = write.write(options.folder, out, rules, options.baseline, options.figure)
+    headline = made.headline
+    if options.json:
+        page, result = str(out / "index.html"), headline.as_json()
+        print(json.dumps({"title": made.title, "notes": made.notes, "result": result, "page": page}))
+        return 0
+    print(*table(headline.columns, list(headline.rows)), sep="\n")
+    for note in made.notes:
+        print(note)
+    print(out / "index.html")
+    return 0

@@ -1,0 +1,158 @@
+"""`isqn study NAME`: train the missing runs of a study, and write its report."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Sequence
+from contextlib import nullcontext, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from isqn.agents.registry import find_agent
+from isqn.cli import report
+from isqn.cli.parse import parse
+from isqn.cli.tables import table
+from isqn.study.worker import SEEDS_PER_JOB
+from isqn.train.record import slug
+from isqn.types import UserError
+
+
+@dataclass(frozen=True)
+class StudyRun:
+    """Train the missing runs of a study, and write its report."""
+
+    name: tyro.conf.Positional[str]
+    """Study of the paper (`isqn list studies`), or a file such as mine.toml."""
+    scale: Annotated[Literal["mini", "paper"] | None, tyro.conf.arg(metavar="{mini,paper}")] = None
+    """Scale: the paper's grid, or the same question at a size for two cores. Default: mini."""
+    out: Annotated[Path | None, tyro.conf.arg(metavar="PATH")] = None
+    """Folder of the study. Default: studies/NAME-SCALE."""
+    tasks: tuple[str, ...] = ()
+    """Only these environments of the study."""
+    seeds: tuple[int, ...] = ()
+    """These seeds instead of those of the study."""
+    engine: Literal["local", "ray", "slurm"] = "local"
+    """Engine: processes of this machine, Ray, or SLURM."""
+    workers: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    """Number of parallel jobs. Default: one per GPU or core of this machine; a cluster decides itself."""
+    seeds_per_job: int = SEEDS_PER_JOB
+    """Number of seeds trained in one program, if the environment is written in JAX."""
+    address: Annotated[str | None, tyro.conf.arg(metavar="HOST:PORT")] = None
+    """Address of a Ray cluster, which decides how many jobs run at once. Default: Ray is started here."""
+    gpus: float = 0.0
+    """Number of GPUs of a Ray job."""
+    hosts: int = 1
+    """Number of hosts per ILQL run, with --engine ray or slurm."""
+    cluster: Literal["slurm", "local"] = "slurm"
+    """local tries the SLURM engine on a machine without SLURM."""
+    slurm: tuple[str, ...] = ()
+    """Settings of submitit, as KEY=VALUE: slurm_partition=cpu timeout_min=600."""
+    dry_run: bool = False
+    """List the runs with their parameters, memory and time; train nothing."""
+    show: bool = False
+    """Print the study as a file."""
+    report: bool = True
+    """Write the report when all is trained; it needs the extra `report`."""
+    quiet: bool = False
+    """Print nothing but errors."""
+
+
+def run(args: Sequence[str]) -> int:
+    options = parse(StudyRun, args, "isqn study")
+    from isqn.study.catalogue import find_study
+    from isqn.study.grid import read_study, to_toml
+
+    if options.name.endswith(".toml"):
+        if options.scale:
+            raise UserError(f"--scale is for the studies of the paper; {options.name} says its own sizes.")
+        asked = read_study(Path(options.name))
+    elif (Path(options.name) / "study.toml").is_file():
+        file = Path(options.name) / "study.toml"
+        raise UserError(f"{options.name} is a folder; `isqn study {file} --out {options.name}` goes on with its study.")
+    else:
+        asked = find_study(options.name, options.scale or "mini")
+    asked = asked.only(options.tasks, options.seeds)
+    if options.show:
+        print(to_toml(asked), end="")
+        return 0
+    from isqn.study import drive, engines
+    from isqn.train.progress import count, say
+
+    engines.require_flags(options.engine, options.address, options.gpus, options.cluster, options.slurm, options.hosts)
+    if options.hosts > 1 and find_agent(asked.agent).actions != "tokens":
+        raise UserError(f"--hosts is {options.hosts}; only runs of `isqn train ilql` are trained by several together.")
+    for name in ("workers", "seeds_per_job", "hosts"):
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise UserError(f"--{name.replace('_', '-')} is {value}; it must be at least 1.")
+    out = options.out
+    if out is None and not (options.tasks or options.seeds):
+        out = Path("studies") / slug(f"{asked.name}-{asked.scale}")
+    if options.dry_run:
+        return _dry_run(asked, out, options.workers or engines.default_workers(), options.seeds_per_job)
+    if out is None:
+        raise UserError("--tasks and --seeds make another study; give it a folder of its own by --out.")
+    if options.report:
+        from isqn.report import write
+
+        write.require_libraries()
+    with redirect_stdout(sys.stderr):  # ours is for the result, whatever an engine prints
+        engine = engines.make(
+            options.engine,
+            out,
+            options.workers,
+            options.address,
+            options.gpus,
+            options.cluster,
+            options.slurm,
+            options.hosts,
+        )
+        outcome = drive.train(asked, out, engine, seeds_per_job=options.seeds_per_job, quiet=options.quiet)
+    if not options.quiet:
+        say(f"{outcome.finished} of {outcome.total} runs are there")
+    if outcome.failed:
+        say(
+            f"isqn: {count(len(outcome.failed), 'job')} failed; the same command tries again, and `isqn report {out} "
+            "--missing drop` shows the seeds that all methods have"
+        )
+        return 1
+    if not options.report:
+        return 0
+    with redirect_stdout(io.StringIO()) if options.quiet else nullcontext():
+        return report.run([str(out)])
+
+
+def _dry_run(asked: Any, out: Path | None, workers: int, seeds_per_job: int) -> int:
+    from isqn.study import drive
+    from isqn.train.progress import count, duration
+
+    rows: list[tuple[str, ...]] = []
+    with redirect_stdout(sys.stderr), TemporaryDirectory() as empty:  # what it would be for a part of a study
+        planned, seconds = drive.estimate(asked, out or Path(empty), workers, seeds_per_job)
+        logs = drive.datasets_to_log(asked, out or Path(empty), seeds_per_job) if asked.datasets else []
+    for row in planned:
+        rows.append(
+            (
+                row.task,
+                row.method,
+                f"{row.runs}",
+                f"{row.to_do}",
+                f"{row.steps:,}",
+                f"{row.parameters:,}",
+                f"{row.memory / 1e9:.2f}",
+                duration(sum(row.seconds)) if row.to_do else "",
+            )
+        )
+    header = ("task", "method", "runs", "to train", "steps", "parameters", "GB a job", "time of its jobs")
+    print(*table(header, rows), sep="\n")
+    runs, left = sum(row.runs for row in planned), sum(row.to_do for row in planned)
+    time = f"about {duration(seconds)} with {count(workers, 'worker')} on this machine"
+    print(f"{left} of {runs} runs to train{f' in {out}' if out else ''}: {time}.")
+    if logs:
+        print(f"Before that, {count(len(logs), 'dataset')} to log, whose time is not counted.")
+    return 0

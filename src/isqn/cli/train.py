@@ -1,0 +1,152 @@
+"""`isqn train AGENT`: train a run, or several seeds of it in one program."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from contextlib import redirect_stdout
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any, Generic, TypeVar
+
+import tyro
+
+from isqn.agents.registry import agent_names, config_class, find_agent, make_config, read_config_file
+from isqn.cli.parse import HELP_ENDING, UsageError, parse, parse_some
+from isqn.cli.tables import table
+from isqn.config.fields import nearest, require_effect
+from isqn.config.parts import Run
+from isqn.imports import import_all, module_of
+from isqn.losses import LOSSES
+from isqn.presets import default_config, preset_config, preset_for, presets_of
+
+Config = TypeVar("Config")
+
+
+@dataclass(frozen=True)
+class Train(Generic[Config]):
+    """Train a run, or, in environments written in JAX, several seeds of it in one program.
+
+    Defaults are those of the preset; with --env-id ID, --help shows those of an environment.
+    """
+
+    config: tyro.conf.OmitArgPrefixes[Config]
+    preset: str = "auto"
+    """Preset that the other flags change (`isqn list presets`). auto: by the environment."""
+    config_file: Annotated[Path | None, tyro.conf.arg(name="config", metavar="PATH")] = None
+    """Start from the config.toml of another run."""
+    run_dir: Annotated[Path | None, tyro.conf.arg(metavar="PATH")] = None
+    """Run folder. Default: runs/EXPERIMENT/ENV/LABEL/seed-N."""
+    overwrite: bool = False
+    """Delete what the run folder holds."""
+    show_diff: Annotated[str | None, tyro.conf.arg(metavar="PRESET")] = None
+    """Print the settings that differ from this preset, and train nothing."""
+    quiet: bool = False
+    """Print nothing but errors."""
+
+
+@dataclass(frozen=True)
+class Base:
+    """Flags that say what the others change."""
+
+    preset: str = ""
+    config_file: Annotated[str, tyro.conf.arg(name="config")] = ""
+    env_id: str = ""
+    dataset: str = ""
+
+
+def run(args: Sequence[str]) -> int:
+    if args and args[0] in ("-h", "--help"):
+        return _list_agents()
+    agent = None  # that of the config file, if one is given
+    if args and not args[0].startswith("-"):
+        agent, *args = args
+        if agent not in agent_names():
+            loss = f"that loss is trained by `isqn train dqn --loss {agent}`." if agent in LOSSES else ""
+            raise UsageError(f"`isqn train {agent}` is not known; {loss or nearest(agent, agent_names())}")
+    base, source = _base_config(args, agent)
+    prog = f"isqn train {base.agent}"
+    options = parse(Train[config_class(base.agent)], args, prog, Train(base), base.agent)  # type: ignore[misc]
+    config: Run = options.config
+    require_effect(config, base)
+    if options.show_diff:
+        return _show_diff(config, options.show_diff)
+    from isqn.train import run as runs
+    from isqn.train.progress import say
+
+    if not options.quiet:
+        say(f"settings: {source}")
+    with redirect_stdout(sys.stderr):  # standard output is for the names of the folders, whatever an environment prints
+        folders = runs.start(config, options.run_dir, overwrite=options.overwrite, quiet=options.quiet)
+    if not options.quiet:
+        for line in _known_values(folders[0]):
+            say(line)
+        for folder in folders:
+            print(folder)
+    return 0
+
+
+def _list_agents() -> int:
+    print("usage: isqn train AGENT [flags]\n")
+    print(*table((), [(f"  isqn train {name}", find_agent(name).summary) for name in agent_names()]), sep="\n")
+    print(f"\n`isqn train AGENT --help` lists every setting of an agent.\n{HELP_ENDING}")
+    return 0
+
+
+def _base_config(args: Sequence[str], agent: str | None) -> tuple[Run, str]:
+    """Return the settings that the flags change, and where they are from: a file, a preset, or the environment."""
+    given = parse_some(Base, args, f"isqn train {agent or 'dqn'}")
+    import_all([module_of(given.env_id)] if module_of(given.env_id) else [])
+    if given.config_file:
+        if given.preset:
+            raise UsageError("--config and --preset both say where to start from; give one of them.")
+        config = read_config_file(Path(given.config_file))
+        if agent not in (None, config.agent):
+            file = given.config_file
+            raise UsageError(f"{file} is of `isqn train {config.agent}`, not of `isqn train {agent}`.")
+        return config, given.config_file
+    agent = agent or "dqn"
+    recorded: dict[str, Any] = {}  # what a dataset says of its environment
+    if given.dataset and hasattr(make_config(agent), "dataset"):
+        from isqn.data.dataset import read_index, spec_of
+
+        spec = spec_of(read_index(Path(given.dataset)))
+        recorded = {"env_id": spec.id, "protocol": spec.protocol, "dataset": given.dataset}
+    if given.preset and given.preset != "auto":
+        return preset_config(given.preset, agent).replace(**recorded), f"preset {given.preset}"
+    env_id = recorded.get("env_id") or given.env_id or make_config(agent).env_id
+    config = default_config(agent, env_id).replace(**recorded)
+    if not presets_of(agent):
+        return config, f"defaults of {agent}"
+    return config, f"preset {preset_for(env_id, agent)}, chosen by the environment"
+
+
+def _show_diff(config: Run, preset: str) -> int:
+    """Print the settings of a run beside those of a preset, where they differ or only one of the two has them."""
+    theirs, ours = (
+        {name: str(value) for name, value in asdict(one).items()} for one in (preset_config(preset), config)
+    )
+    names = dict.fromkeys((*ours, *theirs))
+    rows = [(n, theirs.get(n, ""), ours.get(n, "")) for n in names if theirs.get(n) != ours.get(n)]
+    if rows:
+        print(*table((), [("setting", preset, "this run"), *rows]), sep="\n")
+    else:
+        print(f"nothing differs from {preset}")
+    return 0
+
+
+def _known_values(run_dir: Path) -> list[str]:
+    """Return lines with the learned beside the true values, for the problems whose values are known."""
+    from isqn.analysis.probe import known_values
+
+    known = known_values(run_dir)
+    if known is None:
+        return []
+    actions = range(known.true.shape[1])
+    rows = [
+        (str(state), *(f"{q[action]:.3f}" for action in actions for q in (learned, true)))
+        for state, learned, true in zip(*known, strict=True)
+    ]
+    header = ("state", *(name for action in actions for name in (f"Q(s,{action})", f"Q*(s,{action})")))
+    difference = abs(known.learned - known.true).max()
+    return ["learned and true values:", *table(header, rows), f"the largest difference is {difference:.3f}"]
