@@ -15,6 +15,7 @@ from safetensors.numpy import save_file
 
 import isqn
 from helpers import TINY_WRITER, assert_same, final, gpt2_weights, stop_after
+from isqn.agents.registry import config_from_mapping
 from isqn.cli import main
 from isqn.config.toml import to_toml
 from isqn.language import data, play, training
@@ -331,7 +332,7 @@ def test_the_probability_of_a_word_is_the_product_over_its_tokens(trained):
         (["eval", "RUN", "--epsilon", "0.1"], "--epsilon is not for runs of `isqn train ilql`"),
         (["eval", "RUN", "--capture-video"], "--capture-video is not for runs of `isqn train ilql`"),
         (["eval", "RUN", "--html", "."], "--html . is a folder; give a file, such as boards.html."),
-        (["eval", "RUN", "--acting-rule", "mean"], "must be one of greedy, sample for ilql"),
+        (["eval", "RUN", "--acting-rule", "mean"], "--acting-rule is 'mean'; choose one of greedy, sample."),
         (["probe", "RUN"], "`isqn probe` is not for iS-ILQL K=2, which writes words; see `isqn eval` and `isqn play`."),
         (["train", "ilql", "--scheme", "target-based", "--no-target-dropout"], "--target-dropout has no effect"),
         (["data", "collect", "RUN", "-o", "nowhere"], "`isqn data collect` is not for iS-ILQL K=2"),
@@ -363,15 +364,19 @@ def test_a_model_cannot_be_a_language_agent():
             "--bellman-heads is 'B'; it must be A with a target network",
         ),
         ({"scheme": "target-free", "averaged_heads": "all"}, "--averaged-heads is 'all'"),
-        ({"acting_rule": "mean"}, "--acting-rule is 'mean'; it must be one of greedy, sample for ilql"),
+        ({"acting_rule": "mean"}, "--acting-rule is 'mean'; choose one of greedy, sample."),
         ({"careless_share": 1.5}, "--careless-share is 1.5; it must be between 0 and 1"),
-        ({"hidden_sizes": (3,)}, "--hidden-sizes is"),
     ],
 )
 def test_impossible_settings_are_refused(changes, message):
     with pytest.raises(UserError) as error:
         SMALL.replace(**changes)
     assert message in str(error.value)
+
+
+def test_a_setting_of_another_agent_is_refused():
+    with pytest.raises(UserError, match=r"sets 'hidden_sizes'; it is for .*`isqn train sac`.*, not for ilql\."):
+        config_from_mapping({"agent": "ilql", "hidden_sizes": [3]}, "config.toml")
 
 
 # -- the paper's size

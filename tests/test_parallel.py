@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from isqn.cli import main
-from isqn.study.engines import worst
+from isqn.study.engines.base import worst
 from isqn.study.worker import DONE, FAILED, INTERRUPTED
 from isqn.train import checkpoint
 from isqn.train.parallel import join, process_variables
