@@ -68,7 +68,8 @@ def _finding(cell: Cell, baseline: Cell, auc: stats.Interval) -> str:
         return ""
     point, low, high = (float(value) for value in auc)
     own, reference = size(cell), size(baseline)
-    kept = f", with {own.kept_parameters / reference.kept_parameters:.2f} of its parameters" if own and reference else ""
+    share = own.kept_parameters / reference.kept_parameters if own and reference else math.nan
+    kept = f", with {share:.2f} of its parameters" if math.isfinite(share) else ""
     interval = f" [{low:.2f}, {high:.2f}]" if math.isfinite(low) else ""
     verdict = "no difference can be seen"
     if math.isfinite(low) and not low <= 1 <= high:
