@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 import jax
@@ -128,3 +129,19 @@ def stop_after(monkeypatch, calls: int):
         yield lambda: next(left, None) is None
 
     monkeypatch.setattr(run, "stop_on_signals", asked)
+
+
+# -- compiled agents
+
+
+def compile_functions(agent):
+    """Return the agent with each of its functions compiled, once for all tests that share it."""
+    names = ("init", "observe", "act", "update", "refresh", "sync")
+    return agent._replace(**{name: jax.jit(getattr(agent, name)) for name in names})
+
+
+@cache
+def make_compiled_agent(spec: EnvSpec = SMALL, **fields):
+    """Do the same as `make_agent`, but compile the agent, and return the same one for the same settings."""
+    config, agent = make_agent(spec, **fields)
+    return config, compile_functions(agent)
