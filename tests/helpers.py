@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+import sys
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from unittest.mock import patch
 
+import gymnasium
 import jax
 import numpy as np
 
+from isqn import imports
 from isqn.agents import dqn
+from isqn.agents import registry as agent_registry
 from isqn.agents.dqn import DqnConfig
 from isqn.data.replay import Replay
+from isqn.envs import registry as env_registry
+from isqn.losses import LOSSES
+from isqn.networks.torsos import SHORTEST_SIDE, TORSOS
+from isqn.schemes import SCHEMES
 from isqn.train import checkpoint, online, record, run
 from isqn.types import EnvSpec, Transition
 
@@ -128,3 +137,22 @@ def stop_after(monkeypatch, calls: int):
         yield lambda: next(left, None) is None
 
     monkeypatch.setattr(run, "stop_on_signals", asked)
+
+
+# -- code of a user
+
+
+@contextmanager
+def registries_restored():
+    """Forget afterwards what a test imports and registers."""
+    registries = (LOSSES, SCHEMES, TORSOS, SHORTEST_SIDE, agent_registry._KINDS, env_registry._ENTRIES)
+    imported, files, paths = list(imports.IMPORTED), set(imports._IMPORTED_FILES), list(sys.path)
+    with ExitStack() as stack:
+        for registry in (*registries, gymnasium.registry, sys.modules):
+            stack.enter_context(patch.dict(registry))
+        try:
+            yield
+        finally:
+            imports.IMPORTED[:], sys.path[:] = imported, paths
+            imports._IMPORTED_FILES.clear()
+            imports._IMPORTED_FILES.update(files)
