@@ -278,7 +278,7 @@ def test_a_value_that_cannot_be_read_is_a_usage_error(capsys):
         ("train --gamma abc", "--gamma is 'abc'; it must be a number."),
         ("train --env-id", "--env-id needs a value."),
         ("study online-ln --workers two", "--workers is 'two'; it must be a whole number."),
-        ("study online-ln --scale big", "--scale is 'big'; choose one of paper, mini."),
+        ("study online-ln --scale big", "--scale is 'big'; choose one of mini, paper."),
         ("study online-ln --seeds 1 x --quiet", "--seeds is 'x'; it must be a whole number."),
         ("study online-ln --seeds --dry-run", "--seeds needs a value."),
         ("resume", "`isqn resume` needs an argument: RUN-DIR."),

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, is_dataclass
 from dataclasses import fields as dataclass_fields
-from typing import Annotated, Any, NoReturn, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, NoReturn, TypeVar, get_args, get_origin, get_type_hints
 
 import tyro
 from tyro import _errors as tyro_errors  # structured parse errors; private in tyro 1.0, hence its upper bound
@@ -86,10 +86,10 @@ def _refuse(event: tyro_errors.ParseErrorEvent, kind: Any, args: list[str], prog
         case tyro_errors.UnrecognizedArgs():
             raise UsageError(_unrecognised(event.tokens, kind, args, prog, agent))
         case tyro_errors.InvalidChoice():
-            choices = [choice for choice in event.choices if choice != "None"]  # as good as leaving the flag out
+            choices = _choices(event.argument.field.type_stripped) or event.choices
             raise UsageError(f"{_flag_of(event.argument, args)} is {event.value!r}; {nearest(event.value, choices)}")
         case tyro_errors.BadValue():
-            choices = list(event.argument.lowered.choices or ())
+            choices = _choices(event.argument.field.type_stripped)
             raise UsageError(f"{_flag_of(event.argument, args)} needs a value{': ' * bool(choices)}{', '.join(choices)}.")
         case tyro_errors.InstantiationFailure() if event.argument is not None:
             raise UsageError(_bad_value(event.argument, event.message, args))
@@ -97,6 +97,12 @@ def _refuse(event: tyro_errors.ParseErrorEvent, kind: Any, args: list[str], prog
             arguments = [missing.arg for missing in event.missing_arguments]
             raise UsageError(" ".join(_missing(argument, prog, args) for argument in arguments[:1]))
     raise UsageError(f"`{prog}` cannot read this command line; `{prog} --help` explains it.")
+
+
+def _choices(hint: Any) -> list[str]:
+    """Return the choices of a type in their order, without None, which is as good as leaving the flag out."""
+    literals = [one for one in (hint, *get_args(hint)) if get_origin(one) is Literal]
+    return [str(choice) for one in literals for choice in get_args(one)]
 
 
 def _unrecognised(tokens: list[str], kind: Any, args: list[str], prog: str, agent: str) -> str:
