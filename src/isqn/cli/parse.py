@@ -50,7 +50,7 @@ def parse(kind: Any, args: Sequence[str], prog: str, default: Any = None, agent:
     """Return the whole command line; `agent` is the one whose settings are flags here."""
     settings: dict[str, Any] = {} if default is None else {"default": default}
     description = f"{inspect.getdoc(get_origin(kind) or kind)}\n\n{HELP_ENDING}"
-    _require_values_once(kind, args, prog)
+    _require_values_once(kind, args, prog, may_be_empty=bool(agent))  # --hidden-sizes alone: no hidden layer
     return _parse(kind, args, prog, agent=agent, description=description, **settings)
 
 
@@ -62,12 +62,12 @@ def _parse(kind: Any, args: Sequence[str], prog: str, *, agent: str = "", **sett
         return tyro.cli(kind, args=list(args), prog=prog, **settings)
 
 
-def _require_values_once(kind: Any, args: Sequence[str], prog: str) -> None:
-    """Refuse what tyro takes in silence: an empty value, and a list that is given twice."""
+def _require_values_once(kind: Any, args: Sequence[str], prog: str, may_be_empty: bool) -> None:
+    """Refuse what tyro takes in silence: an empty value, and a list that is given twice or without values."""
     types = flags(kind)
     lists = [name for name, hint in types.items() if get_origin(hint) is tuple]
     given: set[str] = set()
-    for before, word in zip(("", *args), args, strict=False):
+    for before, word, after in zip(("", *args), args, (*args[1:], "--"), strict=False):
         name, equals, value = word.partition("=")
         name = name.replace("_", "-")
         if word == "" or (equals and not value and word.startswith("--")):
@@ -77,6 +77,8 @@ def _require_values_once(kind: Any, args: Sequence[str], prog: str) -> None:
         if name in lists:
             if name in given:
                 raise UsageError(f"{name} is given twice; give all its values after one {name}.")
+            if not equals and after.startswith("--") and not may_be_empty:
+                raise UsageError(f"{name} needs a value.")
             given.add(name)
 
 
