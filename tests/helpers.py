@@ -144,11 +144,14 @@ def stop_after(monkeypatch, calls: int):
 
 @contextmanager
 def registries_restored():
-    """Forget afterwards what a test imports and registers."""
+    """Forget afterwards what the imports of a test register. Modules of installed packages stay imported."""
+    for name in agent_registry.agent_names():
+        agent_registry.find_agent(name)  # the built-in agents register themselves when they are first found
     registries = (LOSSES, SCHEMES, TORSOS, SHORTEST_SIDE, agent_registry._KINDS, env_registry._ENTRIES)
     imported, files, paths = list(imports.IMPORTED), set(imports._IMPORTED_FILES), list(sys.path)
+    modules, environments = set(sys.modules), set(gymnasium.registry)
     with ExitStack() as stack:
-        for registry in (*registries, gymnasium.registry, sys.modules):
+        for registry in registries:
             stack.enter_context(patch.dict(registry))
         try:
             yield
@@ -156,3 +159,18 @@ def registries_restored():
             imports.IMPORTED[:], sys.path[:] = imported, paths
             imports._IMPORTED_FILES.clear()
             imports._IMPORTED_FILES.update(files)
+            own = {name for name in set(sys.modules) - modules if _is_of_a_user(sys.modules[name])}
+            for env_id in set(gymnasium.registry) - environments:
+                entry_point = gymnasium.registry[env_id].entry_point
+                module = entry_point.split(":")[0] if isinstance(entry_point, str) else entry_point.__module__
+                if module in own or module == env_registry.__name__:
+                    del gymnasium.registry[env_id]
+            for name in own:
+                del sys.modules[name]
+
+
+def _is_of_a_user(module) -> bool:
+    """Whether the file of a module belongs neither to an installed package nor to this one."""
+    file = getattr(module, "__file__", None)
+    installed = (sys.prefix, sys.base_prefix, str(Path(imports.__file__).parent))
+    return file is not None and not any(Path(file).is_relative_to(folder) for folder in installed)
