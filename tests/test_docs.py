@@ -20,6 +20,7 @@ from isqn import cli
 from isqn.agents.dqn import DqnConfig
 from isqn.agents.registry import agent_names, make_config
 from isqn.cli.parse import parse_everywhere
+from isqn.config.fields import field_names
 from isqn.config.toml import to_toml
 from isqn.envs.adapter import make_environment
 from isqn.exits import INTERRUPTED
@@ -73,7 +74,7 @@ def stop(*args, **kwargs):
 
 
 def start(config, *args, **kwargs):
-    make_environment(config.env_id, protocol=config.protocol).close()
+    make_environment(config.env_id, protocol=getattr(config, "protocol", "auto")).close()
     raise ReachedError
 
 
@@ -95,7 +96,7 @@ def test_every_command_parses(line, monkeypatch, tmp_path):
         monkeypatch.setattr(f"isqn.{work}", stop)
     for work in ("run.resume", "run.read_config", "run.specification", "record.read_config", "doctor.examine"):
         monkeypatch.setattr(f"isqn.train.{work}", stop)
-    for work in ("analysis.probe.probe_run", "train.player.read_config", "language.training.read_config"):
+    for work in ("analysis.probe.probe_run", "train.player.read_config", "language.training.read_config", "cli.cost._rows"):
         monkeypatch.setattr(f"isqn.{work}", stop)
     _, *words = shlex.split(line)
     with registries_restored():
@@ -323,7 +324,7 @@ def test_remote_assets_are_found():
 
 def test_deviations_name_fields_that_exist():
     """Every word in backticks in the last column that looks like a setting is one."""
-    fields = set(DqnConfig.__dataclass_fields__)
+    fields = {name for agent in agent_names() for name in field_names(type(make_config(agent)))}
     tables = [line for line in PAGES["docs/deviations.md"].splitlines() if line.startswith("|")]
     for line in tables:
         for word in re.findall(r"`([a-z_]+)(?:=\w+)?`", line.split("|")[-2]):
