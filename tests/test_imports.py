@@ -45,39 +45,71 @@ def test_the_reader_sees_what_is_there():
     assert "isqn.train.run" in imports("isqn.study.worker")
 
 
+def package_of(name: str) -> str:
+    """Return the first part below isqn: "isqn.train.host" -> "train"; "" for isqn itself."""
+    return [*name.split("."), ""][1]
+
+
+def package_graph() -> dict[str, set[str]]:
+    """Return which packages each package imports, `TYPE_CHECKING` imports and those in functions included."""
+    packages = {package_of(module) for module in MODULES} - {""}
+    graph: dict[str, set[str]] = {package: set() for package in packages}
+    for module in MODULES:
+        if package_of(module):
+            found = {package_of(name) for name in imports(module) if within(name, "isqn")}
+            graph[package_of(module)] |= (found & packages) - {package_of(module)}
+    return graph
+
+
+def test_packages_import_upwards_only():
+    """Each package has a level above all that it imports: there is no cycle. `pytest -s` prints the levels."""
+    graph, levels = package_graph(), list[list[str]]()
+    while left := set(graph) - {package for level in levels for package in level}:
+        free = sorted(package for package in left if not graph[package] & left)
+        assert free, f"a cycle among {sorted(left)}"
+        levels.append(free)
+    for number, level in enumerate(levels):
+        print(f"level {number}: {', '.join(level)}")
+    order = [package for level in levels for package in level]
+    expected = ["types", "schemes", "config", "agents", "train", "language", "presets", "study", "report", "cli"]
+    assert sorted(expected, key=order.index) == expected
+
+
 @pytest.mark.parametrize("module", ["isqn.schemes", "isqn.losses", "isqn.types"])
-def test_the_paper_needs_only_jax_and_numpy(module):
+def test_the_method_needs_only_jax_and_numpy(module):
     allowed = {"jax", "numpy", *sys.stdlib_module_names}
     for name in imports(module):
-        assert top(name) in allowed or within(name, "isqn.schemes", "isqn.losses", "isqn.types"), name
+        own = within(name, "isqn.schemes", "isqn.losses", "isqn.types", "isqn.lazy")
+        assert top(name) in allowed or own, name
 
 
-def test_only_the_networks_know_flax():
+def test_only_networks_import_flax():
     users = {module for module in MODULES if any(top(name) == "flax" for name in imports(module))}
     assert users
-    assert all(within(module, "isqn.networks") for module in users), users
-
-
-@pytest.mark.parametrize("package", ["isqn.analysis", "isqn.report"])
-def test_analysis_and_report_do_not_bring_flax_along(package):
-    assert any(within(module, package) for module in MODULES)
-    for module in MODULES:
-        if within(module, package):
-            assert not any(top(name) == "flax" for name in imports(module)), module
+    assert all(within(module, "isqn.networks", "isqn.language.gpt2") for module in users), users
 
 
 def test_nothing_imports_the_command_line():
     for module in MODULES:
-        if module != "isqn.__main__":
+        if module != "isqn.__main__" and not within(module, "isqn.cli"):
             assert not any(within(name, "isqn.cli") for name in imports(module)), module
 
 
-def test_agents_know_no_environment_replay_trainer_or_file():
-    """But for types, which are not imported when it runs."""
-    for module in MODULES:
-        if within(module, "isqn.agents"):
-            for name in imports(module):
-                assert not within(name, "isqn.envs", "isqn.data", "isqn.train", "isqn.report"), f"{module}: {name}"
+@pytest.mark.parametrize("package", ["agents", "networks", "data"])
+def test_parts_of_an_agent_know_no_environment_and_no_trainer(package):
+    assert not package_graph()[package] & {"envs", "train", "study", "report", "language"}
+
+
+KIND_NAMES = {"dqn", "stream-q", "sac", "cql", "ilql"}
+
+
+def test_no_module_asks_for_the_name_of_an_agent():
+    """What the rest of the program must know of an agent is in the registry, and nobody compares its name."""
+    for module, tree in TREES.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Compare) and ast.unparse(node.left).endswith((".agent", "agent.name")):
+                compared = {ast.literal_eval(c) for c in node.comparators if isinstance(c, ast.Constant)}
+                assert not compared & KIND_NAMES, f"{module}:{node.lineno}"
 
 
 @pytest.mark.parametrize("module", MODULES)
@@ -107,6 +139,25 @@ print(*sorted({{"ale_py", "matplotlib", "pgx", "minatar", "cv2", "wandb", "tenso
 @pytest.mark.parametrize("statement", ["import isqn", "from isqn import Model, iterated_shared; iterated_shared(9)"])
 def test_importing_starts_no_device_and_no_optional_library(statement):
     assert in_a_fresh_process(statement) == ["False", ""]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [[], ["--help"], ["train", "--help"], ["train", "dqn", "--help"], ["resume", "--help"]]
+    + [["list", what] for what in ("envs", "presets", "studies", "schemes", "losses", "agents")],
+    ids=" ".join,
+)
+def test_questions_are_answered_without_jax(words):
+    code = f"""
+import sys, contextlib, io
+from isqn.cli import main
+with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.suppress(SystemExit):
+    main({words})
+assert out.getvalue()
+print([name for name in ("jax", "flax", "optax", "matplotlib") if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
 
 
 def test_a_device_that_is_started_would_be_seen():

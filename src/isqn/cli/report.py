@@ -58,7 +58,7 @@ def run(args: Sequence[str]) -> int:
         print(json.dumps({"title": made.title, "notes": made.notes, "result": result, "page": page}))
         return 0
     print(*table(headline.columns, list(headline.rows)), sep="\n")
-    for note in made.notes:
-        print(note)
+    for sentence in (*made.findings, *made.notes):
+        print(sentence)
     print(out / "index.html")
     return 0

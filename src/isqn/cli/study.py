@@ -17,6 +17,7 @@ from isqn.agents.registry import find_agent
 from isqn.cli import report
 from isqn.cli.parse import parse
 from isqn.cli.tables import table
+from isqn.imports import IMPORTED
 from isqn.study.worker import SEEDS_PER_JOB
 from isqn.train.record import slug
 from isqn.types import UserError
@@ -64,6 +65,7 @@ class StudyRun:
 
 def run(args: Sequence[str]) -> int:
     options = parse(StudyRun, args, "isqn study")
+    imported = list(IMPORTED)  # by --import, which the workers need too
     from isqn.study.catalogue import find_study
     from isqn.study.grid import read_study, to_toml
 
@@ -76,7 +78,7 @@ def run(args: Sequence[str]) -> int:
         raise UserError(f"{options.name} is a folder; `isqn study {file} --out {options.name}` goes on with its study.")
     else:
         asked = find_study(options.name, options.scale or "mini")
-    asked = asked.only(options.tasks, options.seeds)
+    asked = asked.only(options.tasks, options.seeds).with_imports(imported)
     if options.show:
         print(to_toml(asked), end="")
         return 0

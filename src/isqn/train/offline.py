@@ -45,8 +45,11 @@ class OfflineCounters(Counters):
 class Source(Protocol):
     """Data to learn from: a dataset, or games."""
 
-    folder: Any
-    spec: Any
+    @property
+    def folder(self) -> Any: ...
+
+    @property
+    def spec(self) -> Any: ...
 
     @property
     def digest(self) -> str: ...

@@ -47,7 +47,7 @@ def start(config: Run, run_dir: Path | None = None, *, overwrite: bool = False, 
     folders = run_dirs(config, run_dir)
     if loop_of(config).IS_DISTRIBUTED:
         parallel.join()
-    require_possible(config, specification(config))
+    require_possible(config, specification(config), is_new=True)
     for folder in folders:
         record.require_free(folder, overwrite)
         for place in config.places.values():
