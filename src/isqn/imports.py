@@ -19,7 +19,7 @@ _IMPORTED_FILES: set[str] = set()  # by their text, so that a copy of a file cou
 IMPORTED: list[str] = []  # what was imported, in this order; a run records it
 
 
-def import_all(names: Iterable[str]) -> None:
+def import_all(names: Iterable[str], given_by: str = "--import") -> None:
     """Import files and modules that register something; each once, because they may not allow it twice."""
     for name in names:
         try:
@@ -29,10 +29,17 @@ def import_all(names: Iterable[str]) -> None:
                 _import_file(Path(name))
                 _IMPORTED_FILES.add(text)
         except (Exception, SystemExit) as error:  # whatever is wrong in a file of the user's
-            why = f"{type(error).__name__}: {error}"
-            raise UserError(f"--import: {name!r} cannot be imported: {why}.") from error
+            raise UserError(f"{given_by}: {name!r} cannot be imported: {_reason(error, name)}.") from error
         if name not in IMPORTED:
             IMPORTED.append(name)
+
+
+def _reason(error: BaseException, name: str) -> str:
+    if isinstance(error, FileNotFoundError) and error.filename == name:
+        return "there is no such file"
+    if isinstance(error, ModuleNotFoundError) and error.name and f"{name}.".startswith(f"{error.name}."):
+        return f"it is neither in {os.getcwd()} nor installed"
+    return f"{type(error).__name__}: {error}"
 
 
 def _import_file(path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from isqn.agents import dqn
 from isqn.agents.dqn import meta_label
 from isqn.agents.registry import register_agent
-from isqn.config.fields import AT_LEAST_ONE, AT_LEAST_ZERO, PLACE, POSITIVE
+from isqn.config.fields import AT_LEAST_ONE, AT_LEAST_ZERO, NONE_OR_NUMBER, PLACE, POSITIVE
 from isqn.config.parts import Adam, Batches, BatchNorm, MetaGradient, Offline, PairLoss, ScaledTorso, TargetUpdatePeriod
 from isqn.losses import LOSSES
 
@@ -29,7 +29,7 @@ class CqlConfig(PairLoss, MetaGradient, BatchNorm, ScaledTorso, Adam, Batches, O
     """Atari: machado2018, streaming or reference; dm_control: action-repeat-2, -1, -4 or -8. auto: the dataset's."""
     max_episode_steps: Annotated[int, AT_LEAST_ONE] = 27_000
     """Horizon (H): agent steps after which an episode is truncated."""
-    reward_clip: Annotated[float | None, POSITIVE] = None
+    reward_clip: Annotated[float | None, POSITIVE, NONE_OR_NUMBER] = None
     """Bound c: rewards are clipped to [-c, c] for learning, or with None not at all; results are always raw."""
     evaluation_steps: Annotated[int, AT_LEAST_ZERO] = 10_000
     """Agent steps of an evaluation, which ends with the running episodes; 0 disables evaluations."""

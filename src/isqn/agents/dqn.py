@@ -21,7 +21,7 @@ from isqn.agents.base import (
 )
 from isqn.agents.meta import init_meta, meta_update
 from isqn.agents.registry import register_agent
-from isqn.config.fields import AT_LEAST_ONE, POSITIVE, alias
+from isqn.config.fields import AT_LEAST_ONE, NONE_OR_NUMBER, POSITIVE, alias
 from isqn.config.parts import (
     Adam,
     BatchNorm,
@@ -50,7 +50,7 @@ class DqnConfig(PairLoss, MetaGradient, BatchNorm, ScaledTorso, Adam, Replay, Ep
 
     update_period: Annotated[int, AT_LEAST_ONE, alias("train-frequency")] = 1
     """Agent steps between gradient steps (G)."""
-    reward_clip: Annotated[float | None, POSITIVE] = None
+    reward_clip: Annotated[float | None, POSITIVE, NONE_OR_NUMBER] = None
     """Bound c: rewards are clipped to [-c, c] for learning, or with None not at all; results are always raw."""
     compress_replay: Literal["auto", "yes", "no"] = "auto"
     """Lossless compression of frames in the replay buffer. auto: for images in the host loop."""

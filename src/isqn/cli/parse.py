@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, is_dataclass
 from dataclasses import fields as dataclass_fields
-from typing import Annotated, Any, NoReturn, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, NoReturn, TypeVar, get_args, get_origin, get_type_hints
 
 import tyro
 from tyro import _errors as tyro_errors  # structured parse errors; private in tyro 1.0, hence its upper bound
@@ -50,7 +50,7 @@ def parse(kind: Any, args: Sequence[str], prog: str, default: Any = None, agent:
     """Return the whole command line; `agent` is the one whose settings are flags here."""
     settings: dict[str, Any] = {} if default is None else {"default": default}
     description = f"{inspect.getdoc(get_origin(kind) or kind)}\n\n{HELP_ENDING}"
-    _require_values_once(kind, args)
+    _require_values_once(kind, args, prog, may_be_empty=bool(agent))  # --hidden-sizes alone: no hidden layer
     return _parse(kind, args, prog, agent=agent, description=description, **settings)
 
 
@@ -62,19 +62,23 @@ def _parse(kind: Any, args: Sequence[str], prog: str, *, agent: str = "", **sett
         return tyro.cli(kind, args=list(args), prog=prog, **settings)
 
 
-def _require_values_once(kind: Any, args: Sequence[str]) -> None:
-    """Refuse what tyro takes in silence: an empty value, and a list that is given twice."""
-    lists = [name for name, hint in flags(kind).items() if get_origin(hint) is tuple]
+def _require_values_once(kind: Any, args: Sequence[str], prog: str, may_be_empty: bool) -> None:
+    """Refuse what tyro takes in silence: an empty value, and a list that is given twice or without values."""
+    types = flags(kind)
+    lists = [name for name, hint in types.items() if get_origin(hint) is tuple]
     given: set[str] = set()
-    for before, word in zip(("", *args), args, strict=False):
+    for before, word, after in zip(("", *args), args, (*args[1:], "--"), strict=False):
         name, equals, value = word.partition("=")
         name = name.replace("_", "-")
         if word == "" or (equals and not value and word.startswith("--")):
-            what = name if equals else before if before.startswith("-") else "An argument"
+            takes_value = before.startswith("-") and types.get(before.replace("_", "-")) is not bool
+            what = name if equals else before if takes_value else f"An argument of `{prog}`"
             raise UsageError(f"{what} {EMPTY}")
         if name in lists:
             if name in given:
                 raise UsageError(f"{name} is given twice; give all its values after one {name}.")
+            if not equals and after.startswith("--") and not may_be_empty:
+                raise UsageError(f"{name} needs a value.")
             given.add(name)
 
 
@@ -84,16 +88,23 @@ def _refuse(event: tyro_errors.ParseErrorEvent, kind: Any, args: list[str], prog
         case tyro_errors.UnrecognizedArgs():
             raise UsageError(_unrecognised(event.tokens, kind, args, prog, agent))
         case tyro_errors.InvalidChoice():
-            raise UsageError(f"{_flag_of(event.argument)} is {event.value!r}; {nearest(event.value, event.choices)}")
+            choices = _choices(event.argument.field.type_stripped) or event.choices
+            raise UsageError(f"{_flag_of(event.argument, args)} is {event.value!r}; {nearest(event.value, choices)}")
         case tyro_errors.BadValue():
-            choices = event.argument.lowered.choices or ()
-            raise UsageError(f"{_flag_of(event.argument)} needs a value{': ' * bool(choices)}{', '.join(choices)}.")
+            choices = _choices(event.argument.field.type_stripped)
+            raise UsageError(f"{_flag_of(event.argument, args)} needs a value{': ' * bool(choices)}{', '.join(choices)}.")
         case tyro_errors.InstantiationFailure() if event.argument is not None:
-            raise UsageError(_bad_value(event.argument, event.message))
+            raise UsageError(_bad_value(event.argument, event.message, args))
         case tyro_errors.MissingArgs():
             arguments = [missing.arg for missing in event.missing_arguments]
-            raise UsageError(" ".join(_missing(argument, prog) for argument in arguments[:1]))
+            raise UsageError(" ".join(_missing(argument, prog, args) for argument in arguments[:1]))
     raise UsageError(f"`{prog}` cannot read this command line; `{prog} --help` explains it.")
+
+
+def _choices(hint: Any) -> list[str]:
+    """Return the choices of a type in their order, without None, which is as good as leaving the flag out."""
+    literals = [one for one in (hint, *get_args(hint)) if get_origin(one) is Literal]
+    return [str(choice) for one in literals for choice in get_args(one)]
 
 
 def _unrecognised(tokens: list[str], kind: Any, args: list[str], prog: str, agent: str) -> str:
@@ -111,7 +122,7 @@ def _unrecognised(tokens: list[str], kind: Any, args: list[str], prog: str, agen
     return f"`{prog}` has no place for {tokens[0]!r}; `{prog} --help` explains it."
 
 
-def _bad_value(argument: Any, message: str) -> str:
+def _bad_value(argument: Any, message: str, args: list[str]) -> str:
     """Return the sentence for a value of the wrong type, which stands in quotes in the message of its parser."""
     hint = argument.field.type_stripped
     kinds = (hint, *get_args(hint))
@@ -121,19 +132,23 @@ def _bad_value(argument: Any, message: str) -> str:
                 try:
                     kind(value)
                 except ValueError:
-                    return f"{_flag_of(argument)} is {value!r}; it must be {words}."
-    return f"{_flag_of(argument)} cannot be read: {message.rstrip('.')}."
+                    return f"{_flag_of(argument, args)} is {value!r}; it must be {words}."
+    return f"{_flag_of(argument, args)} cannot be read: {message.rstrip('.')}."
 
 
-def _missing(argument: Any, prog: str) -> str:
+def _missing(argument: Any, prog: str, args: list[str]) -> str:
     if argument.is_positional():
         return f"`{prog}` needs an argument: {argument.field.extern_name.replace('_', '-').upper()}."
-    return f"`{prog}` needs {_flag_of(argument)}."
+    return f"`{prog}` needs {_flag_of(argument, args)}."
 
 
-def _flag_of(argument: Any) -> str:
-    names = argument.lowered.name_or_flags
-    return str(max(names, key=len)) if names else argument.field.extern_name.replace("_", "-").upper()
+def _flag_of(argument: Any, args: list[str]) -> str:
+    """Return the flag as it was given, for one that has several names."""
+    names = [str(name).replace("_", "-") for name in argument.lowered.name_or_flags]
+    given = {word.partition("=")[0].replace("_", "-") for word in args}
+    if not names:
+        return str(argument.field.extern_name.replace("_", "-").upper())
+    return max([name for name in names if name in given] or names, key=len)
 
 
 def flags(kind: Any) -> dict[str, Any]:

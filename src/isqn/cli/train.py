@@ -96,7 +96,7 @@ def _list_agents() -> int:
 def _base_config(args: Sequence[str], agent: str | None) -> tuple[Run, str]:
     """Return the settings that the flags change, and where they are from: a file, a preset, or the environment."""
     given = parse_some(Base, args, f"isqn train {agent or 'dqn'}")
-    import_all([module_of(given.env_id)] if module_of(given.env_id) else [])
+    import_all([module_of(given.env_id)] if module_of(given.env_id) else [], f"--env-id {given.env_id}")
     if given.config_file:
         if given.preset:
             raise UsageError("--config and --preset both say where to start from; give one of them.")

@@ -83,6 +83,9 @@ MAY_CHANGE = Mark("may change in the middle of a run")
 PLACE = Mark("path that a run reads; it may move, because a run knows what was in it")
 
 
+NONE_OR_NUMBER = tyro.conf.arg(metavar="None|FLOAT")  # tyro's own words are {None}|FLOAT
+
+
 def alias(*names: str) -> Any:
     """Give a flag other names: `alias("k")` adds `--k`."""
     return tyro.conf.arg(aliases=[f"--{name}" for name in names])

@@ -110,7 +110,8 @@ def resume(run_dir: Path, *, quiet: bool = False) -> bool:
     with record.lock_run(folders):
         for folder in folders:
             _require_unchanged(folder, read_config(folder))
-        require_possible(config, specification(config))
+        with record.naming_missing_imports(folders[0]):
+            require_possible(config, specification(config))
         train(config, folders, quiet=quiet)
     return True
 
