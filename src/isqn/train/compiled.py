@@ -238,7 +238,7 @@ def _open(
     totals = jax.tree.map(lambda m: jnp.zeros((len(seeds), *m.shape), m.dtype), seed_totals)
     if restored := _restore(run_dirs, jax.eval_shape(loop.init, seeds), totals, replay):
         state, totals, saved = restored
-        progress.say(f"goes on after {saved[0].counters.step:,} steps")
+        progress.say(f"resumed after {saved[0].counters.step:,} steps")
     else:
         state, saved = loop.init(seeds), [SavedSeed() for _ in run_dirs]
     sessions = SeedSessions(config, run_dirs, saved, columns, progress, replay.spec.frames_per_step, replay.capacity)

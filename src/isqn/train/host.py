@@ -156,7 +156,7 @@ def _open(
         (newest,) = restored
         count, lengths, experience = newest.counters(HostCounters), newest.table_lengths, newest.extra
         state, totals = newest.tree["agent"], newest.tree["totals"]
-        progress.say(f"goes on after {count.step:,} steps")
+        progress.say(f"resumed after {count.step:,} steps")
         experience.history.repeat(env, config.seed, count.episode, config.env_id)
     else:
         experience = Experience(config, run_dir, env, make_replay())

@@ -222,7 +222,7 @@ def _restore(
         return initialise(state), totals, OfflineCounters(), {}
     (newest,) = restored
     count = newest.counters(OfflineCounters)
-    progress.say(f"goes on after {count.updates:,} updates")
+    progress.say(f"resumed after {count.updates:,} updates")
     return newest.tree["agent"], newest.tree["totals"], count, newest.table_lengths
 
 
