@@ -33,7 +33,7 @@ def free_memory() -> int:
 
 
 def control_groups(groups: Path = Path("/sys/fs/cgroup"), mine: Path = Path("/proc/self/cgroup")) -> list[Path]:
-    """Return the control group (version 2) of this process and its parents, where clusters and containers set limits."""
+    """Return the control group (version 2) of this process and its parents, which may have memory limits."""
     lines = mine.read_text().splitlines() if mine.exists() else []
     own_groups = [groups / line.removeprefix("0::/") for line in lines if line.startswith("0::/")]
     return [folder for own in own_groups for folder in (own, *own.parents) if folder.is_relative_to(groups)]

@@ -129,8 +129,8 @@ def lock_run(run_dirs: Iterable[Path], flag: str = "--run-dir") -> Iterator[None
         for run_dir in run_dirs:
             with writable(run_dir, flag):
                 run_dir.mkdir(parents=True, exist_ok=True)
-                # The lock is a file beside the folder, because the folder may be emptied. It is open for writing, because
-                # network file systems lock no other files.
+                # The lock is a file beside the folder, because the folder may be emptied. It is open for writing,
+                # because network file systems lock no other files.
                 handle = os.open(run_dir.with_name(f".{run_dir.name}.lock"), os.O_RDWR | os.O_CREAT)
             stack.callback(os.close, handle)
             try:
