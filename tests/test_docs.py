@@ -96,7 +96,12 @@ def test_every_command_parses(line, monkeypatch, tmp_path):
         monkeypatch.setattr(f"isqn.{work}", stop)
     for work in ("run.resume", "run.read_config", "run.specification", "record.read_config", "doctor.examine"):
         monkeypatch.setattr(f"isqn.train.{work}", stop)
-    for work in ("analysis.probe.probe_run", "train.player.read_config", "language.training.read_config", "cli.cost._rows"):
+    for work in (
+        "analysis.probe.probe_run",
+        "train.player.read_config",
+        "language.training.read_config",
+        "cli.cost._rows",
+    ):
         monkeypatch.setattr(f"isqn.{work}", stop)
     _, *words = shlex.split(line)
     with registries_restored():

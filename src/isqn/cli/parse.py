@@ -92,7 +92,9 @@ def _refuse(event: tyro_errors.ParseErrorEvent, kind: Any, args: list[str], prog
             raise UsageError(f"{_flag_of(event.argument, args)} is {event.value!r}; {nearest(event.value, choices)}")
         case tyro_errors.BadValue():
             choices = _choices(event.argument.field.type_stripped)
-            raise UsageError(f"{_flag_of(event.argument, args)} needs a value{': ' * bool(choices)}{', '.join(choices)}.")
+            raise UsageError(
+                f"{_flag_of(event.argument, args)} needs a value{': ' * bool(choices)}{', '.join(choices)}."
+            )
         case tyro_errors.InstantiationFailure() if event.argument is not None:
             raise UsageError(_bad_value(event.argument, event.message, args))
         case tyro_errors.MissingArgs():
