@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import stats
 
-from helpers import ALL_SCHEMES, assert_trees_close
+from helpers import ALL_SCHEMES, assert_trees_close, compile_functions
 from isqn import losses
 from isqn.agents import normalisation, sac
 from isqn.agents.base import make_adam
@@ -29,8 +31,12 @@ SIMBA = {"torso": "simba", "critic_width": 8, "policy_width": 4, "num_atoms": 11
 
 def make(spec=TASK, **fields):
     small = {"batch_size": 8, "hidden_sizes": (8,), "learning_rate": 0.01}
-    config = make_config("sac", **small | fields)
-    return config, sac.make(config, spec)
+    return make_agent(make_config("sac", **small | fields), spec)
+
+
+@cache
+def make_agent(config, spec):
+    return config, compile_functions(sac.make(config, spec))
 
 
 def policy_network(config, spec=TASK):
@@ -51,9 +57,8 @@ def random_batch(size=8, seed=0, spec=TASK):
 
 
 def train(agent, state, updates, size=8):
-    update = jax.jit(agent.update)
     for i in range(updates):
-        state, metrics = update(state, random_batch(size, seed=i))
+        state, metrics = agent.update(state, random_batch(size, seed=i))
     return state, metrics
 
 
@@ -382,11 +387,11 @@ def test_two_updates_per_step_equal_two_single_updates():
     first, second = random_batch(seed=0), random_batch(seed=1)
     left, _ = train(single, single.init(0), 2)
     both = jax.tree.map(lambda *two: np.concatenate(two), first, second)
-    right, metrics = jax.jit(double.update)(double.init(0), both)
+    right, metrics = double.update(double.init(0), both)
     assert int(right.optimizer.updates) == 2
     assert_trees_close((left.params, left.policy), (right.params, right.policy), rtol=1e-4, atol=1e-6)
-    _, last = jax.jit(single.update)(train(single, single.init(0), 1)[0], second)
-    _, once = jax.jit(single.update)(single.init(0), first)
+    _, last = single.update(train(single, single.init(0), 1)[0], second)
+    _, once = single.update(single.init(0), first)
     assert float(metrics["loss"]) == pytest.approx(float(once["loss"] + last["loss"]), rel=1e-4)
 
 
@@ -396,10 +401,10 @@ def test_every_scheme_fits_a_fixed_target(fields, scheme, k):
     """On terminal steps the target is the reward, whatever the scheme."""
     _, agent = make(scheme=scheme, num_bellman_iterations=k, **{"hidden_sizes": (32,), **fields})
     batch = random_batch()._replace(discount=np.zeros(8, np.float32))
-    state, update = agent.init(0), jax.jit(agent.update)
-    _, first = update(state, batch)
+    state = agent.init(0)
+    _, first = agent.update(state, batch)
     for _ in range(200):
-        state, last = update(state, batch)
+        state, last = agent.update(state, batch)
     assert np.isfinite(last["loss"])
     assert last["loss"] < 0.8 * first["loss"]
 
@@ -416,7 +421,7 @@ def test_batch_norm_statistics_follow_both_ends_of_the_critics_batch():
     config, agent = make(scheme="target-free", learning_rate=0.0, normalise_observations=False)
     begun = agent.init(0)
     batch = random_batch()
-    after, _ = jax.jit(agent.update)(begun, batch)
+    after, _ = agent.update(begun, batch)
     (mean, _) = jax.tree.leaves(after.statistics)
     key = jax.random.split(sac.device_key(begun.seed, "update", 0))[1]
     policy = policy_network(config)
@@ -514,7 +519,7 @@ def test_update_order_of_policy_and_critic(order):
     for entropy, reward in ((-99.0, 0.0), (0.6, 0.0), (-99.0, 9.0)):
         _, agent = make(update_order=order, target_entropy_per_action=entropy, normalise_observations=False)
         batch = random_batch()._replace(reward=np.full(8, reward, np.float32))
-        state, _ = jax.jit(agent.update)(agent.init(0), batch)
+        state, _ = agent.update(agent.init(0), batch)
         gradients = (state.optimizer.critic[0].mu, state.optimizer.policy[0].mu)  # a tenth of them
         critic, policy = (np.concatenate([leaf.ravel() for leaf in jax.tree.leaves(tree)]) for tree in gradients)
         critics.append(critic)
@@ -593,10 +598,9 @@ def test_rewards_are_divided_by_the_standard_deviation_of_returns_or_by_their_bo
     config, agent = make(normalise_rewards=True, discount=0.5, num_atoms=11)
     state = agent.init(0)
     rewards, ends, total, returns = [1.0, 2.0, 40.0, 1.0], [False, False, True, False], 0.0, []
-    observe = jax.jit(agent.observe)
-    state, _ = observe(state, jnp.zeros(3))
+    state, _ = agent.observe(state, jnp.zeros(3))
     for reward, end in zip(rewards, ends, strict=True):
-        state, frame = observe(state, jnp.ones(3), reward, end)
+        state, frame = agent.observe(state, jnp.ones(3), reward, end)
         total = 0.5 * (1 - end) * total + reward
         returns.append(total)
     assert returns == [1.0, 2.5, 40.0, 21.0]  # the last reward of an episode leaks into the next one
@@ -613,7 +617,7 @@ def test_rewards_are_divided_by_the_standard_deviation_of_returns_or_by_their_bo
 
 def test_actions_are_uniform_before_learning_and_then_samples_or_the_mean():
     config, agent = make(normalise_observations=False)
-    state, act = agent.init(0), jax.jit(agent.act)
+    state, act = agent.init(0), agent.act
     assert [config.epsilon(step) for step in (0, 999, 1_000, 10**6)] == [1.0, 1.0, 0.0, 0.0]
     uniform = np.array([act(state, jnp.zeros(3), 1.0, step, 0).action for step in range(300)])
     assert np.abs(uniform).max() <= 1
@@ -621,6 +625,6 @@ def test_actions_are_uniform_before_learning_and_then_samples_or_the_mean():
     samples = np.array([act(state, jnp.zeros(3), 0.0, step, 0).action for step in range(300)])
     assert len(np.unique(samples)) > 500
     _, certain = make(normalise_observations=False, acting_rule="mean")
-    means = np.array([jax.jit(certain.act)(state, jnp.zeros(3), 0.0, step, 0).action for step in range(3)])
+    means = np.array([certain.act(state, jnp.zeros(3), 0.0, step, 0).action for step in range(3)])
     (mean, _), _ = policy_network(config).apply(state.policy.network, {}, np.zeros((1, 3)))
     np.testing.assert_allclose(means, np.tanh(np.repeat(mean, 3, axis=0)), rtol=1e-5)
