@@ -869,4 +869,6 @@ def test_an_environment_of_ones_own_is_trained_and_played(own_module, answer, re
     where = f"it is neither in {os.getcwd()} nor installed"
     assert sentence == f"--env-id od_envs:Fine-v0: 'od_envs' cannot be imported: {where}."
     assert refused("list", "envs", "--import", "od_envs") == f"--import: 'od_envs' cannot be imported: {where}."
-    assert refused("list", "envs", "--import", "no.py") == "--import: 'no.py' cannot be imported: there is no such file."
+    assert (
+        refused("list", "envs", "--import", "no.py") == "--import: 'no.py' cannot be imported: there is no such file."
+    )
