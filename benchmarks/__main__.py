@@ -306,9 +306,8 @@ def minatar_loop(rounds: int) -> dict[str, Any]:
             states[0], _, _ = loop.run(states[0], stretch, num_steps=stretch, learning=learning)
             return states[0]
 
-        taken = interleaved(
-            {"learn": lambda run=run_stretch: run(True), "act": lambda run=run_stretch: run(False)}, max(5, rounds // 4)
-        )
+        calls = {"learn": partial(run_stretch, True), "act": partial(run_stretch, False)}
+        taken = interleaved(calls, max(5, rounds // 4))
         found[f"MinAtar steps per second, {seeds} seeds"] = per_second(seeds * stretch, taken["learn"])
         share = 1 - taken["act"] / taken["learn"]
         found[f"MinAtar share of the update, {seeds} seeds"] = {"median": float(np.median(share))}
@@ -350,8 +349,8 @@ def stream_ratios(rounds: int) -> dict[str, Any]:
 def stream_minatar(rounds: int) -> dict[str, Any]:
     """Stream Q(λ) in compiled MinAtar, on one core, as a study runs it.
 
-    A step passes over the traces of a head four times: to decay them, for their norm, and to move the torso. For TF this
-    is a third of a step and fits into the core's second cache; the traces of three heads do not fit.
+    A step passes over the traces of a head four times: to decay them, for their norm, and to move the torso. For TF
+    this is a third of a step and fits into the core's second cache; the traces of three heads do not fit.
     """
     taken = time_by_heads("minatar-stream", minatar_stream, rounds)
     return {
@@ -554,9 +553,8 @@ def language_ratios(rounds: int) -> dict[str, Any]:
     cases = [("TB", "pass"), ("TF", "pass"), ("iS", "pass")]
     cases += [(name, part) for part in ("values", "both") for name in ("TB", "iS")]
     taken = interleaved({" ".join(one): make_call(config.replace(**sizes), *one) for one in cases}, rounds)
-    small = interleaved(
-        {name: make_call(config.replace(batch_size=2), name, "values") for name in ("TB", "iS")}, rounds
-    )
+    pair = config.replace(batch_size=2)
+    small = interleaved({name: make_call(pair, name, "values") for name in ("TB", "iS")}, rounds)
     return {
         "ILQL: passes, iS K=9 / TB (at most 0.75)": ratio(taken["iS pass"], taken["TB pass"]),
         "ILQL: passes, iS K=9 / TF": ratio(taken["iS pass"], taken["TF pass"]),
