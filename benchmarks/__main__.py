@@ -2,8 +2,8 @@
 
     python -m benchmarks [--only NAME ...] [--json results/benchmarks.json]
 
-The machine may be busy: calls of the things compared take turns, and what is reported is the median of
-the ratios of neighbours with their quartiles.
+The machine may be busy, so the calls that are compared take turns. Reported are the median and the quartiles of the
+ratios of neighbouring calls.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from isqn import agents
 from isqn.agents import dqn
+from isqn.agents.base import Agent
 from isqn.agents.dqn import DqnConfig
+from isqn.agents.registry import find_agent, make_agent
 from isqn.compiler import jit
 from isqn.data import dataset as dataset_module
 from isqn.data.convert import convert
@@ -44,10 +45,12 @@ from isqn.language.data import source_from_players
 from isqn.language.game import SPEC
 from isqn.language.learning import make_learner
 from isqn.language.words import load_words
+from isqn.losses import make_loss
 from isqn.presets import preset_config
 from isqn.train import checkpoint, compiled, host, offline, online, record, run
 from isqn.train.compiled import make_loop
-from isqn.train.functions import make_agent, play, zero_totals
+from isqn.train.functions import compile_agent, zero_totals
+from isqn.train.play import play
 from isqn.types import EnvSpec, Transition, Values
 
 ONES = (1.0,) * 38
@@ -58,7 +61,7 @@ ATARI = EnvSpec("ALE/Asterix-v5", "machado2018-v1", (84, 84, 1), "uint8", 9, fra
 
 
 def interleaved(calls: dict[str, Callable[[], Any]], rounds: int) -> dict[str, np.ndarray]:
-    """Seconds of each call in each round; the order turns so that nobody always follows the same neighbour."""
+    """Return the seconds of each call in each round; the order rotates, so that no call always follows the same one."""
     taken: dict[str, list[float]] = {name: [] for name in calls}
     names = list(calls)
     for name in names:
@@ -92,13 +95,14 @@ def dog_batch(size: int) -> Transition:
     )
 
 
-def updater(config: DqnConfig, make: Callable[..., dqn.Agent] = agents.make) -> Callable[[], Any]:
-    spec = DOG if config.is_actor_critic else ATARI
-    agent = make(config, spec)
-    return updates_of(agent, dog_batch(config.update_batch_size) if config.is_actor_critic else atari_batch())
+def updater(config: Any, make: Callable[..., Agent] = make_agent) -> Callable[[], Any]:
+    """Return a call that updates the agent of a config once."""
+    if find_agent(config.agent).actions == "continuous":
+        return update_repeatedly(make(config, DOG), dog_batch(config.update_batch_size))
+    return update_repeatedly(make(config, ATARI), atari_batch())
 
 
-def updates_of(agent: dqn.Agent, batch: Any) -> Callable[[], Any]:
+def update_repeatedly(agent: Agent, batch: Any) -> Callable[[], Any]:
     update, state = jit(agent.update, donate_argnums=0), jit(agent.init)(0)
 
     def call() -> Any:
@@ -109,13 +113,13 @@ def updates_of(agent: dqn.Agent, batch: Any) -> Callable[[], Any]:
     return call
 
 
-def joint_pass(config: DqnConfig, spec: EnvSpec) -> dqn.Agent:
-    """The update as one concatenated pass: what two applies are compared with."""
+def joint_pass(config: DqnConfig, spec: EnvSpec) -> Agent:
+    """Return an agent whose update is one concatenated pass, to be compared with two applies."""
     import optax
 
     agent = dqn.make(config, spec)
     optimizer = dqn.make_optimizer(config)
-    loss = dqn.make_loss(config.loss, config)
+    loss = make_loss(config.loss, config)
     online, target = np.array(config.target_scheme.online), np.array(config.target_scheme.target)
 
     def update(state: Any, batch: Transition) -> tuple[Any, Any]:
@@ -206,7 +210,7 @@ def compiler_option_ratio(rounds: int) -> dict[str, Any]:
 
 
 def atari_loop(rounds: int) -> dict[str, Any]:
-    """The real host loop on Asterix with the paper's settings, iS K=9: where the time of its steps goes."""
+    """Shares of the parts of a step of the host loop on Asterix, with the paper's settings and iS K=9."""
     base = preset_config("atari-cnn-ln").replace(learning_starts=200, checkpoint_minutes=1000.0, log_period_steps=400)
     steps = 420 + 40 * rounds
     config = base.replace(
@@ -214,7 +218,7 @@ def atari_loop(rounds: int) -> dict[str, Any]:
     )
     env = make_environment(config.env_id, protocol=config.protocol)
     agent = dqn.make(config, env.spec)
-    functions = host.compile_agent(agent)
+    functions = compile_agent(agent)
     clock = Clock()
     timed_update = clock.around("update", functions.update)
     updates = itertools.count()
@@ -298,19 +302,20 @@ def minatar_loop(rounds: int) -> dict[str, Any]:
         state, _, _ = loop.run(loop.init(jnp.arange(seeds)), 0, num_steps=stretch, learning=False)
         states = [state]
 
-        def go(learning: bool, states: list[Any] = states, loop: Any = loop) -> Any:
+        def run_stretch(learning: bool, states: list[Any] = states, loop: Any = loop) -> Any:
             states[0], _, _ = loop.run(states[0], stretch, num_steps=stretch, learning=learning)
             return states[0]
 
-        taken = interleaved({"learn": lambda go=go: go(True), "act": lambda go=go: go(False)}, max(5, rounds // 4))
+        calls = {"learn": partial(run_stretch, True), "act": partial(run_stretch, False)}
+        taken = interleaved(calls, max(5, rounds // 4))
         found[f"MinAtar steps per second, {seeds} seeds"] = per_second(seeds * stretch, taken["learn"])
         share = 1 - taken["act"] / taken["learn"]
         found[f"MinAtar share of the update, {seeds} seeds"] = {"median": float(np.median(share))}
     return found
 
 
-def of_heads(preset: str, stepper: Callable[[DqnConfig], Callable[[], Any]], rounds: int) -> dict[str, np.ndarray]:
-    """Seconds of the same steps by TF and by iS with more and more heads."""
+def time_by_heads(preset: str, stepper: Callable[[DqnConfig], Callable[[], Any]], rounds: int) -> dict[str, np.ndarray]:
+    """Return the seconds of the same steps by TF and by iS with 1, 3 and 9 heads."""
     config = preset_config(preset)
     calls = {"TF": stepper(config.replace(scheme="target-free"))}
     calls |= {f"iS K={k}": stepper(config.replace(num_bellman_iterations=k)) for k in (1, 3, 9)}
@@ -333,7 +338,7 @@ def control_ratios(rounds: int) -> dict[str, Any]:
 
 def stream_ratios(rounds: int) -> dict[str, Any]:
     """Stream Q(λ) on Breakout, in the host loop: a step of iS over one of TF."""
-    taken = of_heads("atari-stream", atari_stream, max(5, rounds // 3))
+    taken = time_by_heads("atari-stream", atari_stream, max(5, rounds // 3))
     limits = {"iS K=3": " (at most 1.6)"}
     return {
         **{f"Stream Q, Breakout, {k} / TF{limits.get(k, '')}": ratio(taken[k], taken["TF"]) for k in list(taken)[1:]},
@@ -342,12 +347,12 @@ def stream_ratios(rounds: int) -> dict[str, Any]:
 
 
 def stream_minatar(rounds: int) -> dict[str, Any]:
-    """The same in compiled MinAtar, on one core, as a study runs it.
+    """Stream Q(λ) in compiled MinAtar, on one core, as a study runs it.
 
-    The traces of one head are passed over four times a step: they fade, their norm is taken, the torso moves along
-    them. For TF that is a third of a step and stays in the core's second cache; those of three heads do not.
+    A step passes over the traces of a head four times: to decay them, for their norm, and to move the torso. For TF
+    this is a third of a step and fits into the core's second cache; the traces of three heads do not fit.
     """
-    taken = of_heads("minatar-stream", minatar_stream, rounds)
+    taken = time_by_heads("minatar-stream", minatar_stream, rounds)
     return {
         **{f"Stream Q, MinAtar on one core, {k} / TF": ratio(taken[k], taken["TF"]) for k in list(taken)[1:]},
         "Stream Q, MinAtar steps per second on one core, TF (at least 5,000)": per_second(1_000, taken["TF"]),
@@ -361,7 +366,7 @@ def atari_stream(config: DqnConfig) -> Callable[[], Any]:
     """Steps as the host loop takes them: act, emulate, normalise, learn, refresh."""
     env = make_environment(config.env_id, protocol=config.protocol)
     agent, replay = make_agent(config, env.spec), online.replay_factory(config, env.spec)()
-    call = host.compile_agent(agent)
+    call = compile_agent(agent)
     state, totals, choice = call.init(0), zero_totals(agent, config, env.spec), None
 
     def choose(step: int, episode: int) -> Any:
@@ -407,7 +412,7 @@ def per_second(steps: int, taken: np.ndarray) -> dict[str, float]:
 
 
 def checkpoint_share(rounds: int) -> dict[str, Any]:
-    """What checkpoints take of the time of the small presets, once compiled."""
+    """Share of the training time of the small presets that checkpoints take, once compiled."""
     found = {}
     for name, steps in (("classic", 40_000), ("minatar", 50_000)):
         clock = Clock()
@@ -426,8 +431,11 @@ def checkpoint_share(rounds: int) -> dict[str, Any]:
 
 
 def offline_waiting(rounds: int) -> dict[str, Any]:
-    """How long updates wait for batches, which a thread draws from a dataset meanwhile; and what the drawing takes from
-    the cores that updates use too: their time over that of updates that all learn from one batch."""
+    """Cost of drawing batches from a dataset in a thread.
+
+    Measures how long updates wait for a batch, and their time over that of updates from one fixed batch: the thread
+    shares the cores with the updates.
+    """
     found = {}
     for preset, rows, updates in (("atari-cql", 3_000, 8), ("minatar-cql", 20_000, 400)):
         on_disk = preset == "atari-cql"  # so few rows would be unpacked into memory
@@ -440,7 +448,7 @@ def offline_waiting(rounds: int) -> dict[str, Any]:
 
 
 def drawn_and_fixed(preset: str, rows: int, updates: int, rounds: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """Seconds of each, round by round, and those of the first that were spent waiting for a batch."""
+    """Return the seconds of updates from drawn and from fixed batches, and the seconds spent waiting for drawn ones."""
     config = preset_config(preset).replace(num_bellman_iterations=9)
     env, rng = make_environment(config.env_id), np.random.default_rng(0)
     with TemporaryDirectory() as folder:
@@ -449,8 +457,8 @@ def drawn_and_fixed(preset: str, rows: int, updates: int, rounds: int) -> tuple[
             pass
         writer.save()
         dataset = Dataset.open(Path(folder), reward_clip=config.reward_clip)
-        agent = agents.make(config, env.spec)
-        call = host.compile_agent(agent)
+        agent = make_agent(config, env.spec)
+        call = compile_agent(agent)
         size = offline.GROUP * config.batch_size
         batches = offline.Batches(lambda group: offline.split(dataset.sample(size, np.random.default_rng(group))), 0)
         fixed = next(batches)
@@ -480,7 +488,7 @@ def drawn_and_fixed(preset: str, rows: int, updates: int, rounds: int) -> tuple[
 
 
 def conversion(rounds: int) -> dict[str, Any]:
-    """A log of DQN replay, of random play, over unpacking its frames by gunzip."""
+    """Time to convert a DQN replay log of random play, over the time of gunzip to unpack its frames."""
     env, rng, rows = make_environment("ALE/Breakout-v5"), np.random.default_rng(0), 10_000
     frames, actions, terminals = [], [], []
     over, episode = True, 0
@@ -523,26 +531,30 @@ def conversion(rounds: int) -> dict[str, Any]:
 
 
 def language_ratios(rounds: int) -> dict[str, Any]:
-    """Of GPT-2 with 4 layers, 256 wide, and of GPT-2 small. A pass through two of three torsos is 2/3. Gradients take
-    two passes more, of the values and of the policy, whatever the scheme: a target network adds one pass to 3, or to 6
-    with the policy, so that without one an update takes 3/4 or 6/7 at best."""
+    """ILQL with a GPT-2 of 4 layers and width 256, and with GPT-2 small.
+
+    A pass through two of three torsos takes 2/3. Gradients cost two more passes of the values and of the policy,
+    whatever the scheme. A target network adds one pass to 3, or to 6 with the policy, so an update without one takes
+    3/4 or 6/7 at best.
+    """
     config = preset_config("wordle").replace(batch_size=8, micro_batch_size=0)
     sizes = {"num_layers": 4, "model_width": 256, "attention_heads": 4, "head_hidden_size": 512, "num_positions": 74}
     words = source_from_players(load_words("common"), 0.5)
 
-    def of(config: DqnConfig, name: str, part: str) -> Callable[[], Any]:
+    def make_call(config: Any, name: str, part: str) -> Callable[[], Any]:
         scheme, k = {"TB": ("target-based", 1), "TF": ("target-free", 1), "iS": ("iterated-shared", 9)}[name]
         given = {"policy_checkpoint": "taken from a run"} if part == "values" else {}
         config = config.replace(scheme=scheme, num_bellman_iterations=k, **given)
-        games, agent = words.sample(config.batch_size, np.random.default_rng(0)), agents.make(config, SPEC)
+        games, agent = words.sample(config.batch_size, np.random.default_rng(0)), make_agent(config, SPEC)
         if part == "pass":
             return partial(jit(make_learner(config, SPEC).loss), jit(agent.init)(0), games)
-        return updates_of(agent, games)
+        return update_repeatedly(agent, games)
 
-    asked = [("TB", "pass"), ("TF", "pass"), ("iS", "pass")]
-    asked += [(name, part) for part in ("values", "both") for name in ("TB", "iS")]
-    taken = interleaved({" ".join(one): of(config.replace(**sizes), *one) for one in asked}, rounds)
-    small = interleaved({name: of(config.replace(batch_size=2), name, "values") for name in ("TB", "iS")}, rounds)
+    cases = [("TB", "pass"), ("TF", "pass"), ("iS", "pass")]
+    cases += [(name, part) for part in ("values", "both") for name in ("TB", "iS")]
+    taken = interleaved({" ".join(one): make_call(config.replace(**sizes), *one) for one in cases}, rounds)
+    pair = config.replace(batch_size=2)
+    small = interleaved({name: make_call(pair, name, "values") for name in ("TB", "iS")}, rounds)
     return {
         "ILQL: passes, iS K=9 / TB (at most 0.75)": ratio(taken["iS pass"], taken["TB pass"]),
         "ILQL: passes, iS K=9 / TF": ratio(taken["iS pass"], taken["TF pass"]),

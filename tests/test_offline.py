@@ -92,10 +92,8 @@ def test_cloning_by_hand():
 def test_cloning_becomes_the_share_of_actions():
     """One state in which action 2 is taken three times of four."""
     config = CqlConfig(loss="cloning", scheme="target-free", learning_rate=0.05)
-    from isqn.agents import make
-
     assert config.label == "BC"
-    agent = make(config.replace(hidden_sizes=(5,)), SMALL)
+    agent = make_agent(config.replace(hidden_sizes=(5,)), SMALL)
     state, batch = agent.init(0), random_batch(size=4)
     batch = batch._replace(obs=np.ones_like(batch.obs), action=np.array([2, 2, 1, 2], np.int32))
     update = jax.jit(agent.update)
