@@ -39,7 +39,8 @@ def _import_file(path: Path) -> None:
     """Import a file as a module; it stays in `sys.modules`, where `--help` finds the source of its settings."""
     name = path.stem if path.stem not in sys.modules else f"{path.stem}_{len(_IMPORTED_FILES)}"
     spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     sys.modules[name] = module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)

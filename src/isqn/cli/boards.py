@@ -1,4 +1,4 @@
-"""`isqn eval RUN_DIR` for a language agent: games of Wordle as boards."""
+"""`isqn eval RUN_DIR` for a language agent: print the boards of its Wordle games."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from isqn.cli.tables import number
 from isqn.types import UserError
 
-MANY_WORDS = 2_500  # for a longer list, the table of all colours takes minutes
+MANY_WORDS = 2_500  # for longer lists, the players by rule take minutes
 
 
 def evaluate(options: Any) -> int:
@@ -81,5 +81,5 @@ def evaluate(options: Any) -> int:
 
 
 def use_colour() -> bool:
-    """Return whether the output is a terminal that was not asked to be plain (no-color.org)."""
+    """Return whether the output is a terminal and NO_COLOR is not set (no-color.org)."""
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
