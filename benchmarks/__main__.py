@@ -40,10 +40,10 @@ from isqn.data.replay import Replay
 from isqn.data.sources import dopamine
 from isqn.envs.adapter import make_environment
 from isqn.envs.registry import make_native
-from isqn.language.agent import make_writer
-from isqn.language.data import of_players
+from isqn.language.data import source_from_players
 from isqn.language.game import SPEC
-from isqn.language.words import find_words
+from isqn.language.learning import make_learner
+from isqn.language.words import load_words
 from isqn.presets import preset_config
 from isqn.train import checkpoint, compiled, host, offline, online, record, run
 from isqn.train.compiled import make_loop
@@ -528,7 +528,7 @@ def language_ratios(rounds: int) -> dict[str, Any]:
     with the policy, so that without one an update takes 3/4 or 6/7 at best."""
     config = preset_config("wordle").replace(batch_size=8, micro_batch_size=0)
     sizes = {"num_layers": 4, "model_width": 256, "attention_heads": 4, "head_hidden_size": 512, "num_positions": 74}
-    words = of_players(find_words("common"), 0.5)
+    words = source_from_players(load_words("common"), 0.5)
 
     def of(config: DqnConfig, name: str, part: str) -> Callable[[], Any]:
         scheme, k = {"TB": ("target-based", 1), "TF": ("target-free", 1), "iS": ("iterated-shared", 9)}[name]
@@ -536,7 +536,7 @@ def language_ratios(rounds: int) -> dict[str, Any]:
         config = config.replace(scheme=scheme, num_bellman_iterations=k, **given)
         games, agent = words.sample(config.batch_size, np.random.default_rng(0)), agents.make(config, SPEC)
         if part == "pass":
-            return partial(jit(make_writer(config, SPEC).loss), jit(agent.init)(0), games)
+            return partial(jit(make_learner(config, SPEC).loss), jit(agent.init)(0), games)
         return updates_of(agent, games)
 
     asked = [("TB", "pass"), ("TF", "pass"), ("iS", "pass")]

@@ -25,8 +25,7 @@ def observe(state: State) -> Array:
 
 
 def reset(key: Array) -> tuple[State, Array]:
-    position, goal = jax.random.uniform(key, (2,), minval=-1)
-    state = State(position, goal, jnp.int32(0))
+    state = State(*jax.random.uniform(key, (2,), minval=-1), jnp.int32(0))
     return state, observe(state)
 
 

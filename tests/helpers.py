@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+import sys
+from contextlib import ExitStack, contextmanager
+from functools import cache
 from pathlib import Path
+from unittest.mock import patch
 
+import gymnasium
 import jax
 import numpy as np
 
+from isqn import imports
 from isqn.agents import dqn
+from isqn.agents import registry as agent_registry
 from isqn.agents.dqn import DqnConfig
 from isqn.data.replay import Replay
+from isqn.envs import registry as env_registry
+from isqn.losses import LOSSES
+from isqn.networks.torsos import SHORTEST_SIDE, TORSOS
+from isqn.schemes import SCHEMES
 from isqn.train import checkpoint, online, record, run
 from isqn.types import EnvSpec, Transition
 
@@ -128,3 +138,56 @@ def stop_after(monkeypatch, calls: int):
         yield lambda: next(left, None) is None
 
     monkeypatch.setattr(run, "stop_on_signals", asked)
+
+
+# -- compiled agents
+
+
+def compile_functions(agent):
+    """Return the agent with each of its functions compiled, once for all tests that share it."""
+    names = ("init", "observe", "act", "update", "refresh", "sync")
+    return agent._replace(**{name: jax.jit(getattr(agent, name)) for name in names})
+
+
+@cache
+def make_compiled_agent(spec: EnvSpec = SMALL, **fields):
+    """Do the same as `make_agent`, but compile the agent, and return the same one for the same settings."""
+    config, agent = make_agent(spec, **fields)
+    return config, compile_functions(agent)
+
+
+# -- code of a user
+
+
+@contextmanager
+def registries_restored():
+    """Forget afterwards what the imports of a test register. Modules of installed packages stay imported."""
+    for name in agent_registry.agent_names():
+        agent_registry.find_agent(name)  # the built-in agents register themselves when they are first found
+    registries = (LOSSES, SCHEMES, TORSOS, SHORTEST_SIDE, agent_registry._KINDS, env_registry._ENTRIES)
+    imported, files, paths = list(imports.IMPORTED), set(imports._IMPORTED_FILES), list(sys.path)
+    modules, environments = set(sys.modules), set(gymnasium.registry)
+    with ExitStack() as stack:
+        for registry in registries:
+            stack.enter_context(patch.dict(registry))
+        try:
+            yield
+        finally:
+            imports.IMPORTED[:], sys.path[:] = imported, paths
+            imports._IMPORTED_FILES.clear()
+            imports._IMPORTED_FILES.update(files)
+            own = {name for name in set(sys.modules) - modules if _is_of_a_user(sys.modules[name])}
+            for env_id in set(gymnasium.registry) - environments:
+                entry_point = gymnasium.registry[env_id].entry_point
+                module = entry_point.split(":")[0] if isinstance(entry_point, str) else entry_point.__module__
+                if module in own or module == env_registry.__name__:
+                    del gymnasium.registry[env_id]
+            for name in own:
+                del sys.modules[name]
+
+
+def _is_of_a_user(module) -> bool:
+    """Whether the file of a module belongs neither to an installed package nor to this one."""
+    file = getattr(module, "__file__", None)
+    installed = (sys.prefix, sys.base_prefix, str(Path(imports.__file__).parent))
+    return file is not None and not any(Path(file).is_relative_to(folder) for folder in installed)

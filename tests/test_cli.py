@@ -281,9 +281,9 @@ def test_a_value_that_cannot_be_read_is_a_usage_error(capsys):
         ("study online-ln --scale big", "--scale is 'big'; choose one of mini, paper."),
         ("study online-ln --seeds 1 x --quiet", "--seeds is 'x'; it must be a whole number."),
         ("study online-ln --seeds --dry-run", "--seeds needs a value."),
-        ("resume", "`isqn resume` needs an argument: The folder of a run. `isqn resume --help` explains."),
+        ("resume", "`isqn resume` needs an argument: RUN-DIR."),
         ("train --config --quiet", "--config needs a value."),
-        ("list envs presets", "Unrecognized options: presets. `isqn list --help` explains."),
+        ("list envs presets", "`isqn list` has no place for 'presets'; `isqn list --help` explains it."),
         ("probe run --metric", "--metric needs a value."),
     ):
         assert main(words.split()) == 2
@@ -506,14 +506,14 @@ def test_time_that_is_left(monkeypatch):
     monkeypatch.setattr(progress.time, "monotonic", lambda: clock)
     shown = progress.Progress(1_000)
     clock = 150.0
-    assert shown.left(200) == ""  # it is evaluated before its first step
+    assert shown.time_left(200) == ""  # it is evaluated before its first step
     clock = 100.0
     shown.show(200, None, None)
     clock = 105.0
-    assert shown.left(300) == ""
+    assert shown.time_left(300) == ""
     clock = 120.0
-    assert shown.left(300) == "2 min 20 s left"  # 100 steps in 20 s, 700 to go
-    assert shown.left(1_000) == ""
+    assert shown.time_left(300) == "2 min 20 s left"  # 100 steps in 20 s, 700 to go
+    assert shown.time_left(1_000) == ""
 
 
 def test_an_unexpected_failure_is_one_line(monkeypatch, capsys, tmp_path):
@@ -549,14 +549,16 @@ def test_ctrl_c_is_silent(monkeypatch, capsys):
     assert capsys.readouterr() == ("", "")
 
 
-def test_ctrl_c_is_silent_while_jax_is_imported():
-    code = """
+@pytest.mark.parametrize("module", ["tyro", "jax"])
+def test_ctrl_c_is_silent_during_imports(module):
+    code = f"""
 import sys
 class Stop:
     def find_spec(self, name, *rest):
-        if name == "jax":
+        if name == "{module}":
             raise KeyboardInterrupt
 sys.meta_path.insert(0, Stop())
+sys.argv = ["isqn", "train"]
 from isqn.__main__ import console
 console()
 """
@@ -837,7 +839,7 @@ def own_module(tmp_path, monkeypatch):
         (
             "Dict",
             "The observation space of odd_envs:Dict-v0 is Dict('eye': Discrete(2)); supported are Discrete, Box "
-            "vectors (n,) and Box images (height, width) or (height, width, channels), so give it a "
+            "vectors (n,) and Box images (height, width) or (height, width, channels), so wrap it in a "
             "gymnasium.ObservationWrapper.",
         ),
         (
@@ -864,4 +866,9 @@ def test_an_environment_of_ones_own_is_trained_and_played(own_module, answer, re
         ("cannot draw itself; leave out --capture-video.", '--capture-video needs `pip install "isqn[video]"`.')
     )
     sentence = refused("train", "--env-id", "od_envs:Fine-v0")
-    assert sentence == f"The module 'od_envs' of --env-id od_envs:Fine-v0 is neither in {os.getcwd()} nor installed."
+    where = f"it is neither in {os.getcwd()} nor installed"
+    assert sentence == f"--env-id od_envs:Fine-v0: 'od_envs' cannot be imported: {where}."
+    assert refused("list", "envs", "--import", "od_envs") == f"--import: 'od_envs' cannot be imported: {where}."
+    assert (
+        refused("list", "envs", "--import", "no.py") == "--import: 'no.py' cannot be imported: there is no such file."
+    )

@@ -8,31 +8,31 @@ import pkgutil
 import re
 import runpy
 import shlex
-from contextlib import ExitStack
 from dataclasses import replace
 from html import unescape
 from pathlib import Path
-from unittest.mock import patch
 
-import gymnasium
 import pytest
 
 import isqn
-from helpers import SMALL, TINY_WRITER
+from helpers import SMALL, TINY_WRITER, registries_restored
 from isqn import cli
 from isqn.agents.dqn import DqnConfig
 from isqn.agents.registry import agent_names, make_config
+from isqn.cli.parse import parse_everywhere
+from isqn.config.fields import field_names
 from isqn.config.toml import to_toml
-from isqn.envs import wordle
 from isqn.envs.adapter import make_environment
+from isqn.exits import INTERRUPTED
+from isqn.language import game
 from isqn.losses import LOSSES
-from isqn.networks.torsos import TORSOS
 from isqn.presets import PRESETS
 from isqn.schemes import SCHEMES
 from isqn.study.grid import read_study
 from isqn.train import record
-from isqn.train.functions import make_agent, metrics_columns, zero_totals
+from isqn.train.functions import make_agent, zero_totals
 from isqn.train.probes import probe_columns
+from isqn.train.session import metrics_columns
 from isqn.types import EnvSpec
 
 ROOT = Path(__file__).parents[1]
@@ -41,13 +41,13 @@ FENCED = re.compile(r"^```\w*\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 
 def commands() -> list[str]:
-    """Return every `isqn ...` and `python examples/....py ...`, from code blocks and from running text."""
+    """Return every `isqn ...`, from code blocks and from running text."""
     found = []
     for text in PAGES.values():
         lines = [line for block in FENCED.findall(text) for line in block.splitlines()]
         lines += re.findall(r"`([^`\n]+)`", FENCED.sub("", text))
-        found += [line.removeprefix(".venv/bin/") for line in lines]
-    return sorted({line for line in found if re.match(r"isqn [a-z]|python examples/\S+ [a-z]", line)})
+        found += [line.removeprefix("$ ").removeprefix(".venv/bin/") for line in lines]
+    return sorted({line for line in found if re.match(r"isqn [a-z]", line) and " is " not in line})
 
 
 STUDIES = re.findall(r"```toml\n(.*?)```", PAGES["docs/studies.md"], re.DOTALL)
@@ -74,7 +74,7 @@ def stop(*args, **kwargs):
 
 
 def start(config, *args, **kwargs):
-    make_environment(config.env_id, protocol=config.protocol).close()
+    make_environment(config.env_id, protocol=getattr(config, "protocol", "auto")).close()
     raise ReachedError
 
 
@@ -85,30 +85,27 @@ def test_commands_are_found():
 @pytest.mark.parametrize("line", commands())
 def test_every_command_parses(line, monkeypatch, tmp_path):
     """Every command runs up to the point where it would train, load or measure something."""
-    monkeypatch.syspath_prepend(ROOT / "examples")
     monkeypatch.chdir(tmp_path)
+    Path("examples").symlink_to(ROOT / "examples")
     Path("FILE").write_text(to_toml(DqnConfig()))
     Path("returns.toml").write_text(STUDIES[0])
     monkeypatch.setattr("isqn.train.run.start", start)
-    for work in (
-        "experiments.drive.train",
-        "experiments.drive.estimate",
-        "experiments.engines.make",
-        "report.write.write",
-    ):
+    for work in ("study.drive.train", "study.drive.estimate", "study.engines.make", "report.write.write"):
         monkeypatch.setattr(f"isqn.{work}", stop)
     for work in ("data.dataset.read_index", "data.dataset.Dataset.open", "train.source.find_source"):
         monkeypatch.setattr(f"isqn.{work}", stop)
-    for work in ("run.resume", "run.read_config", "run.specification", "probe.probe_run", "doctor.examine"):
+    for work in ("run.resume", "run.read_config", "run.specification", "record.read_config", "doctor.examine"):
         monkeypatch.setattr(f"isqn.train.{work}", stop)
-    with ExitStack() as stack:
-        for registry in (LOSSES, SCHEMES, TORSOS, gymnasium.registry):
-            stack.enter_context(patch.dict(registry))
-        program, *words = shlex.split(line)
-        if program == "python":
-            script, *words = words
-            runpy.run_path(str(ROOT / script))
-        command, *rest = words
+    for work in (
+        "analysis.probe.probe_run",
+        "train.player.read_config",
+        "language.training.read_config",
+        "cli.cost._rows",
+    ):
+        monkeypatch.setattr(f"isqn.{work}", stop)
+    _, *words = shlex.split(line)
+    with registries_restored():
+        everywhere, (command, *rest) = parse_everywhere(words)
         if command == "play" and not rest:
             rest = ["RUN_DIR", "crane"]
         if command in ("resume", "eval", "probe") and not any(not word.startswith("-") for word in rest):
@@ -119,14 +116,15 @@ def test_every_command_parses(line, monkeypatch, tmp_path):
             if "-o" not in rest and rest[0] != "inspect":
                 rest += ["-o", "OUT"]
             Path(rest[1]).mkdir(parents=True, exist_ok=True)
+        words = [command, *rest, *(word for name in everywhere.imports for word in ("--import", name)), "--debug"]
         if command == "list" or {"--show", "--show-diff"} & set(rest) or (command == "data" and not rest):
-            assert cli.COMMANDS[command](rest) == 0
+            assert cli.main(words) == 0
         elif "--help" in rest:
             with pytest.raises(SystemExit, match="0"):
-                cli.COMMANDS[command](rest)
+                cli.main(words)
         else:
             with pytest.raises(ReachedError):
-                cli.COMMANDS[command](rest)
+                cli.main(words)
 
 
 def anchors(text: str) -> set[str]:
@@ -180,7 +178,7 @@ def test_columns_of_metrics():
     continuous = replace(SMALL, action_low=(-1.0,) * 4, action_high=(1.0,) * 4)
     control, probed = header("sac", continuous), header("sac", continuous, analysis=True)
     offline = [*header("cql"), "waiting_share"]
-    writing = [*header("ilql", wordle.SPEC, **TINY_WRITER), "waiting_share"]
+    writing = [*header("ilql", game.SPEC, **TINY_WRITER), "waiting_share"]
     headers = (normal, analysis, control, offline, writing)
     assert FENCED.findall(text) == [",".join(columns) + "\n" for columns in headers]
     assert set(header(analysis=True, scheme="target-free")) == set(analysis) - {"head_cosine"}
@@ -200,7 +198,7 @@ def test_fields_of_the_summary(tmp_path):
 
 def test_exit_codes():
     text = section("docs/files.md", "Exit codes")
-    assert re.findall(r"^\| (\d+) \|", text, re.MULTILINE) == ["0", "1", "2", str(cli.INTERRUPTED), "130"]
+    assert re.findall(r"^\| (\d+) \|", text, re.MULTILINE) == ["0", "1", "2", str(INTERRUPTED), "130"]
 
 
 OVERVIEW = "docs/reference/overview.md"
@@ -331,7 +329,7 @@ def test_remote_assets_are_found():
 
 def test_deviations_name_fields_that_exist():
     """Every word in backticks in the last column that looks like a setting is one."""
-    fields = set(DqnConfig.__dataclass_fields__)
+    fields = {name for agent in agent_names() for name in field_names(type(make_config(agent)))}
     tables = [line for line in PAGES["docs/deviations.md"].splitlines() if line.startswith("|")]
     for line in tables:
         for word in re.findall(r"`([a-z_]+)(?:=\w+)?`", line.split("|")[-2]):

@@ -1,4 +1,4 @@
-"""The same run list under three engines: kills, second starts and failures do not change what comes out."""
+"""Studies on three engines: kills, second starts and failures do not change the results."""
 
 from __future__ import annotations
 
@@ -14,11 +14,17 @@ from pathlib import Path
 import psutil
 import pytest
 
-from isqn.cli import INTERRUPTED, main
-from isqn.experiments import drive, engines, worker
+from isqn.cli import main
+from isqn.exits import FAILED, INTERRUPTED
+from isqn.imports import import_all
+from isqn.study import board as board_module
+from isqn.study import drive, engines, worker
+from isqn.study.board import Board
 from isqn.study.catalogue import find_study
-from isqn.study.grid import Study, import_all, read_study
+from isqn.study.engines import local, slurm
+from isqn.study.grid import Study, read_study
 from isqn.study.grid import to_toml as study_toml
+from isqn.study.jobs import remaining_jobs
 from isqn.train import checkpoint, record, run
 from isqn.types import UserError
 
@@ -42,14 +48,14 @@ STUDY = Study(
 
 
 def outcome(out: Path) -> list[tuple]:
-    """Everything of every run that must be the same: parameters, and episodes but for the clock."""
-    found = []
-    for folder in drive.folders(STUDY, out):
+    """Return the parts of every run that must be the same: parameters, and episodes without the clock."""
+    results = []
+    for folder in STUDY.folders(out):
         step, arrays, _ = next(checkpoint.newest_good(folder))
         rows = record.read_table(folder / "episodes.csv")
         episodes = [tuple(value for name, value in row.items() if name != "seconds") for row in rows]
-        found.append((step, {name: array.tobytes() for name, array in arrays.items()}, episodes))
-    return found
+        results.append((step, {name: array.tobytes() for name, array in arrays.items()}, episodes))
+    return results
 
 
 @pytest.fixture(scope="module")
@@ -61,33 +67,33 @@ def undisturbed(tmp_path_factory):
 
 
 def wait_for(condition, seconds: float = 300.0):
-    """A state that must come; not a test of speed."""
+    """Wait for a state that must come; the timeout is no test of speed."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        if found := condition():
-            return found
+        if value := condition():
+            return value
         time.sleep(0.02)
-    raise AssertionError("it never came")
+    raise AssertionError("the state never came")
 
 
 def workers_of(out: Path) -> list[psutil.Process]:
-    """Processes that train a job of this study."""
-    found = []
+    """Return the processes that train a job of this study."""
+    processes = []
     for process in psutil.process_iter(["cmdline"]):
         words = process.info["cmdline"] or []
         if "isqn.study.worker" in words and any(word.startswith(str(out)) for word in words):
-            found.append(process)
-    return found
+            processes.append(process)
+    return processes
 
 
 def halfway(out: Path) -> list[psutil.Process]:
-    """The workers, once a run has a checkpoint and goes on."""
-    begun = [folder for folder in drive.folders(STUDY, out) if checkpoint.steps(folder)]
+    """Return the workers once a run has a checkpoint; before that, none."""
+    begun = [folder for folder in STUDY.folders(out) if checkpoint.steps(folder)]
     return workers_of(out) if begun else []
 
 
 def start(out: Path, *words: str) -> subprocess.Popen:
-    """`isqn study` as a person would start it."""
+    """Start `isqn study` in a process of its own."""
     file = out / "mine.toml"
     if not file.exists():
         file.write_text(study_toml(STUDY))
@@ -111,11 +117,11 @@ ENGINES = {"local": (), "ray": ("--engine", "ray"), "slurm": ("--engine", "slurm
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("victim", ["the run", "its parent"])
-def test_a_killed_worker_is_started_again_and_nothing_is_different(engine, victim, tmp_path, undisturbed):
+def test_a_killed_worker_is_restarted_and_the_results_are_the_same(engine, victim, tmp_path, undisturbed):
     if engine != "local":
         pytest.importorskip({"ray": "ray", "slurm": "submitit"}[engine])
     elif victim == "its parent":
-        pytest.skip("that is the study itself: see below")
+        pytest.skip("the parent is the study itself: see test_workers_end_with_the_study")
     study = start(tmp_path, *ENGINES[engine])
     process = wait_for(lambda: halfway(tmp_path / "out"))[0]
     (process if victim == "the run" else process.parent()).send_signal(signal.SIGKILL)
@@ -129,7 +135,7 @@ def test_a_preempted_slurm_job_is_queued_again(tmp_path, undisturbed):
     pytest.importorskip("submitit")
     study = start(tmp_path, *ENGINES["slurm"])
     process = wait_for(lambda: halfway(tmp_path / "out"))[0]
-    process.parent().send_signal(signal.SIGUSR2)  # what submitit asks SLURM to send
+    process.parent().send_signal(signal.SIGUSR2)  # the signal that submitit asks SLURM to send
     _, errors = study.communicate()
     assert study.returncode == 0, errors
     assert outcome(tmp_path / "out") == undisturbed
@@ -137,11 +143,11 @@ def test_a_preempted_slurm_job_is_queued_again(tmp_path, undisturbed):
     assert "this job is preempted" in logs
 
 
-def test_two_at_once(tmp_path, undisturbed):
-    """The second refuses, and harms nothing."""
+def test_a_second_start_at_the_same_time_is_refused(tmp_path, undisturbed):
+    """The first one is not disturbed."""
     first = start(tmp_path)
     wait_for(lambda: workers_of(tmp_path / "out"))
-    first.send_signal(signal.SIGSTOP)  # so that it is not done before the second begins, however slow that is
+    first.send_signal(signal.SIGSTOP)  # so that it cannot finish before the second begins
     second = start(tmp_path)
     _, errors = second.communicate()
     first.send_signal(signal.SIGCONT)
@@ -153,7 +159,7 @@ def test_two_at_once(tmp_path, undisturbed):
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_ctrl_c_leaves_everything_resumable(engine, tmp_path, undisturbed):
+def test_ctrl_c_leaves_all_runs_resumable(engine, tmp_path, undisturbed):
     if engine != "local":
         pytest.importorskip({"ray": "ray", "slurm": "submitit"}[engine])
     study = start(tmp_path, *ENGINES[engine])
@@ -170,12 +176,12 @@ def test_ctrl_c_leaves_everything_resumable(engine, tmp_path, undisturbed):
 
 
 def test_workers_end_with_the_study(tmp_path, undisturbed):
-    """Killed without a word; its workers save and stop, and the next start goes on."""
+    """When the study is killed, its workers save and stop, and the next start resumes."""
     study = start(tmp_path)
     wait_for(lambda: halfway(tmp_path / "out"))
     study.kill()
     study.communicate()
-    again = start(tmp_path)  # at once: it waits for those that are still saving
+    again = start(tmp_path)  # at once: it waits for workers that are still saving
     _, errors = again.communicate()
     assert again.returncode == 0, errors
     assert outcome(tmp_path / "out") == undisturbed
@@ -189,10 +195,10 @@ def test_a_second_start_trains_nothing_twice(tmp_path, undisturbed, capsys):
     assert main([*words, "3", "4"]) == 0
     assert outcome(tmp_path / "out") == undisturbed
     assert all(path.stat().st_mtime_ns == when for path, when in before.items() if path.is_file())
-    assert drive.jobs(STUDY, tmp_path / "out") == []
+    assert remaining_jobs(STUDY, tmp_path / "out") == []
 
 
-def test_a_failed_job_is_listed_with_its_log_and_holds_up_no_other(tmp_path, capsys):
+def test_a_failed_job_is_listed_with_its_log_and_the_others_go_on(tmp_path, capsys):
     broken = {"scheme": "target-free", "name": "broken", "learning_rate": 1e30}
     fast = {"total_timesteps": 1_000, "epoch_steps": 500, "log_period_steps": 250}
     study = STUDY.replace(seeds=(0,), methods=(broken, *STUDY.methods), settings=fast)
@@ -211,13 +217,13 @@ def test_a_failed_job_is_listed_with_its_log_and_holds_up_no_other(tmp_path, cap
     assert "Traceback" in log.read_text()
 
 
-class Deadly:
-    """An engine whose jobs are killed, as for want of memory."""
+class DeadlyEngine:
+    """Engine whose jobs are killed, as when memory runs out. It is its own handle."""
 
     code = -9
 
     def start(self, jobs):
-        return [(job, Deadly()) for job in jobs]
+        return [(job, DeadlyEngine()) for job in jobs]
 
     def poll(self):
         return self.code
@@ -226,8 +232,8 @@ class Deadly:
         pass
 
 
-def test_a_job_that_is_killed_over_and_over_fails(tmp_path, capsys):
-    done = drive.train(STUDY.replace(seeds=(3,)), tmp_path, Deadly())
+def test_a_job_that_is_killed_repeatedly_fails(tmp_path, capsys):
+    done = drive.train(STUDY.replace(seeds=(3,)), tmp_path, DeadlyEngine())
     assert (done.finished, done.total, len(done.failed)) == (0, 1, 1)
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == f"training 1 job; each has a log in {tmp_path / 'logs'}"
@@ -236,7 +242,7 @@ def test_a_job_that_is_killed_over_and_over_fails(tmp_path, capsys):
     assert lines[-1] == f"FAILED isqn-Chain-v0--TB-DQN--3: killed 4 times (log: {tmp_path / 'logs'})"
 
 
-def test_what_cannot_be_made_is_refused_before_anything_is_trained(tmp_path, capsys):
+def test_an_unknown_environment_is_refused_before_training(tmp_path, capsys):
     study = STUDY.replace(tasks=({"env_id": "CartPool-v1"},))
     (tmp_path / "mine.toml").write_text(study_toml(study))
     assert main(["study", str(tmp_path / "mine.toml"), "--out", str(tmp_path / "out")]) == 1
@@ -253,7 +259,7 @@ def test_a_folder_with_other_settings_is_refused(tmp_path):
     assert str(error.value) == f"{folder} {sentence}"
 
 
-def test_a_run_whose_settings_cannot_be_read(tmp_path):
+def test_a_run_with_an_unreadable_config_is_refused(tmp_path):
     folder = CELL.folder(tmp_path, 3)
     record.create_run(folder, CELL.config.replace(seed=3))
     (folder / "config.toml").write_text("seed = ")
@@ -262,7 +268,7 @@ def test_a_run_whose_settings_cannot_be_read(tmp_path):
 
 
 def test_a_folder_with_runs_of_a_larger_study_is_refused(tmp_path):
-    """Or the report would leave them out without a word."""
+    """The report would leave them out silently."""
     begin(tmp_path, CELL, 3, 5)
     with pytest.raises(UserError) as error:
         drive.train(STUDY, tmp_path, engines.Local(1), quiet=True)
@@ -274,7 +280,7 @@ def test_a_folder_with_runs_of_a_larger_study_is_refused(tmp_path):
 
 
 def begin(out: Path, cell, *seeds: int) -> None:
-    """Folders as a program leaves them that was killed in the middle."""
+    """Make the folders that a killed program leaves."""
     for seed in seeds:
         folder = cell.folder(out, seed)
         record.create_run(folder, cell.config.replace(seed=seed))
@@ -282,8 +288,8 @@ def begin(out: Path, cell, *seeds: int) -> None:
         record.write_summary(folder, {"status": "running", "trained_with": others})
 
 
-def test_seeds_of_a_job(tmp_path):
-    """Begun together, they go on together; new ones follow one another, at most so many in a program."""
+def test_jobs_group_seeds(tmp_path):
+    """Seeds that began together resume together; new ones are consecutive, at most so many in a program."""
     study = STUDY.replace(seeds=(0, 1, 2, 3, 5, 6, 7, 8, 9), settings={})
     (cell,) = study.cells
     begin(tmp_path, cell, 1, 2)
@@ -294,29 +300,29 @@ def test_seeds_of_a_job(tmp_path):
     def seeds(jobs):
         return [[job.config.seed + i for i in range(job.config.num_seeds)] for job in jobs]
 
-    assert seeds(drive.jobs(study, tmp_path, seeds_per_job=3)) == [[1, 2], [0], [3], [5, 6, 7], [8]]
+    assert seeds(remaining_jobs(study, tmp_path, seeds_per_job=3)) == [[1, 2], [0], [3], [5, 6, 7], [8]]
     (cell.folder(tmp_path, 1) / "config.toml").rename(tmp_path / "aside")
     with pytest.raises(UserError, match=r"seed-1 has no config\.toml any more; move it away to train it anew\."):
-        drive.jobs(study, tmp_path)
+        remaining_jobs(study, tmp_path)
     (tmp_path / "aside").rename(cell.folder(tmp_path, 1) / "config.toml")
     shutil.rmtree(cell.folder(tmp_path, 2))
     with pytest.raises(
         UserError, match=r"seed-1 was begun in one program with seed-2, which is not there any more; move"
     ):
-        drive.jobs(study, tmp_path)
+        remaining_jobs(study, tmp_path)
     on_host = study.replace(settings={"loop": "host"})
-    assert seeds(drive.jobs(on_host, tmp_path / "new")) == [[seed] for seed in study.seeds]
+    assert seeds(remaining_jobs(on_host, tmp_path / "new")) == [[seed] for seed in study.seeds]
 
 
 def test_methods_take_turns(tmp_path):
-    """If it is stopped early, the same seeds of all methods are there."""
+    """If the study is stopped early, all methods have the same seeds."""
     study = STUDY.replace(methods=(*STUDY.methods, {"scheme": "target-free"}), seeds=(0, 1))
     names = [f"isqn-Chain-v0--{method}--{seed}" for seed in (0, 1) for method in ("TB-DQN", "TF-DQN")]
-    assert [job.name for job in drive.jobs(study, tmp_path)] == names
+    assert [job.name for job in remaining_jobs(study, tmp_path)] == names
 
 
-def test_a_worker_finds_out_what_is_left(tmp_path):
-    """One seed finished, one begun, one half made, one new: whatever a kill left there."""
+def test_a_worker_trains_what_a_kill_left(tmp_path):
+    """One seed is finished, one has begun, one has only its config, and one is new."""
     config = CELL.config.replace(loop="compiled", total_timesteps=1_000, epoch_steps=500, log_period_steps=250, seed=0)
     run.start(config, tmp_path / "seed-0", quiet=True)
     before = (tmp_path / "seed-0" / "episodes.csv").stat().st_mtime_ns
@@ -338,7 +344,7 @@ def test_an_error_of_any_kind_is_the_last_line_of_a_log(tmp_path, monkeypatch, c
     monkeypatch.setattr(worker, "train_job", fail)
     monkeypatch.setattr(worker, "_stop_with_parent", lambda: None)
     (tmp_path / "job.toml").write_text("seed = 3\n")
-    assert worker.main([str(tmp_path / "job.toml"), str(tmp_path)]) == worker.FAILED
+    assert worker.main([str(tmp_path / "job.toml"), str(tmp_path)]) == FAILED
     (tmp_path / "log").write_text(capsys.readouterr().err)
     assert drive.last_line(tmp_path / "log") == "ValueError: in my own loss"
 
@@ -356,11 +362,11 @@ def test_a_worker_deletes_no_checkpoint(tmp_path):
     assert checkpoint.steps(folder)
 
 
-def test_a_worker_waits_for_another_one(tmp_path, monkeypatch, capsys):
+def test_a_worker_waits_for_another_worker(tmp_path, monkeypatch, capsys):
     config = CELL.config.replace(loop="compiled", total_timesteps=500, epoch_steps=500, log_period_steps=250)
-    held = record.hold([tmp_path / "seed-0"])  # until the worker sleeps
-    held.__enter__()
-    monkeypatch.setattr(worker.time, "sleep", lambda seconds: held.__exit__(None, None, None))
+    lock = record.lock_run([tmp_path / "seed-0"])  # until the worker sleeps
+    lock.__enter__()
+    monkeypatch.setattr(worker.time, "sleep", lambda seconds: lock.__exit__(None, None, None))
     worker.train_job(config, tmp_path)
     assert record.run_state(tmp_path / "seed-0") == "finished"
     assert f"{tmp_path / 'seed-0'} is being trained by another process. Waiting for it." in capsys.readouterr().err
@@ -370,13 +376,13 @@ def test_gpus_are_taken_in_turn(monkeypatch, tmp_path):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,2")
     gpus = engines.visible_gpus()
     assert gpus == ["0", "2"]
-    found = [engines.gpu_environment(slot, 3, gpus) for slot in range(3)]
-    assert [one["CUDA_VISIBLE_DEVICES"] for one in found] == ["0", "2", "0"]
-    assert {one["XLA_PYTHON_CLIENT_MEM_FRACTION"] for one in found} == {"0.45"}  # two share the first
-    assert engines.gpu_environment(0, 2, []) == {}
-    for hidden, seen in {"-1": [], "": [], "1,-1,2": ["1"]}.items():  # as CUDA reads it
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
-        assert engines.visible_gpus() == seen
+    variables = [local.gpu_environment(slot, 3, gpus) for slot in range(3)]
+    assert [one["CUDA_VISIBLE_DEVICES"] for one in variables] == ["0", "2", "0"]
+    assert {one["XLA_PYTHON_CLIENT_MEM_FRACTION"] for one in variables} == {"0.45"}  # two share the first
+    assert local.gpu_environment(0, 2, []) == {}
+    for value, visible in {"-1": [], "": [], "1,-1,2": ["1"]}.items():  # as CUDA reads it
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
+        assert engines.visible_gpus() == visible
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 'GPU 0: A'\necho 'GPU 1: B'\n")
     (tmp_path / "nvidia-smi").chmod(0o755)
@@ -385,13 +391,13 @@ def test_gpus_are_taken_in_turn(monkeypatch, tmp_path):
 
 
 def test_cores_are_shared_out_evenly(monkeypatch):
-    monkeypatch.setattr(engines.os, "sched_getaffinity", lambda _: {0, 1, 2, 3, 8, 9}, raising=False)
-    assert [engines.cores_of(slot, 3) for slot in range(3)] == [[0, 1], [2, 3], [8, 9]]
-    assert [engines.cores_of(slot, 4) for slot in range(4)] == [[0], [1], [2], [3]]
-    assert [engines.cores_of(slot, 8) for slot in range(8)] == [[0], [1], [2], [3], [8], [9], [0], [1]]
+    monkeypatch.setattr(local.os, "sched_getaffinity", lambda _: {0, 1, 2, 3, 8, 9}, raising=False)
+    assert [local.cores_of(slot, 3) for slot in range(3)] == [[0, 1], [2, 3], [8, 9]]
+    assert [local.cores_of(slot, 4) for slot in range(4)] == [[0], [1], [2], [3]]
+    assert [local.cores_of(slot, 8) for slot in range(8)] == [[0], [1], [2], [3], [8], [9], [0], [1]]
 
 
-def test_memory_is_kept_in_mind(monkeypatch, tmp_path):
+def test_jobs_wait_for_memory(monkeypatch, tmp_path):
     class Process:
         pid, stdin, code = 0, None, None
 
@@ -403,8 +409,8 @@ def test_memory_is_kept_in_mind(monkeypatch, tmp_path):
 
         wait = poll
 
-    monkeypatch.setattr(engines, "_spawn", lambda *_: Process())
-    monkeypatch.setattr(engines, "cores_of", lambda *_: [])
+    monkeypatch.setattr(local, "start_process", lambda *_: Process())
+    monkeypatch.setattr(local, "cores_of", lambda *_: [])
     engine = engines.Local(3)
     gigabyte = 10**9
     engine._memory = 10 * gigabyte
@@ -417,12 +423,12 @@ def test_memory_is_kept_in_mind(monkeypatch, tmp_path):
     assert engine.start([huge]) == []
     for _, handle in started:
         handle.process.code = 0
-    assert [job.name for job, _ in engine.start([huge, small])] == ["huge"]  # alone; it will say for itself
+    assert [job.name for job, _ in engine.start([huge, small])] == ["huge"]  # alone; the run itself may refuse
 
 
-def test_the_table_of_progress(tmp_path):
-    board = drive.Board(STUDY, tmp_path, enabled=True)
-    (job, other) = drive.jobs(STUDY, tmp_path)
+def test_the_progress_table(tmp_path):
+    board = Board(STUDY, tmp_path, enabled=True)
+    (job, other) = remaining_jobs(STUDY, tmp_path)
     begin(tmp_path, CELL, 3)
     columns = "step,frame\n"
     (CELL.folder(tmp_path, 3) / "metrics.csv").write_text(columns + "1000,1000\n2000,20")
@@ -432,7 +438,7 @@ def test_the_table_of_progress(tmp_path):
         "  isqn-Chain-v0--TB-DQN--3  25%",
     ]
     (CELL.folder(tmp_path, 3) / "metrics.csv").write_text(columns + "4000,4000\n")
-    board._began -= 1_000  # 3,000 steps in 1,000 s; 4,000 steps are left
+    board._start_time -= 1_000  # 3,000 steps in 1,000 s; 4,000 steps are left
     assert board.table([job], 0, [other]) == [
         "small: 0 of 2 runs done · 3 steps/s · 22 min 13 s left",
         "jobs: 1 running · 0 waiting · 1 failed",
@@ -440,10 +446,10 @@ def test_the_table_of_progress(tmp_path):
     ]
 
 
-def test_in_a_pipe_progress_is_a_line_now_and_then(tmp_path, monkeypatch, capsys):
-    clock = iter([0.0, 0.0, 1.0, 299.0, 301.0, 301.0])  # of each call, and of each table that is made
-    monkeypatch.setattr(drive.time, "monotonic", lambda: next(clock))
-    board = drive.Board(STUDY, tmp_path, enabled=True, _began=0.0, _first_steps=0)
+def test_in_a_pipe_progress_is_a_line_every_few_minutes(tmp_path, monkeypatch, capsys):
+    clock = iter([0.0, 0.0, 1.0, 299.0, 301.0, 301.0])  # one time for each call, and one for each table
+    monkeypatch.setattr(board_module.time, "monotonic", lambda: next(clock))
+    board = Board(STUDY, tmp_path, enabled=True, _start_time=0.0, _start_steps=0)
     for _ in range(4):
         board.show([], 2, [])
     line = "small: 0 of 2 runs done · time left not known yet · jobs: 0 running · 2 waiting · 0 failed\n"
@@ -468,8 +474,8 @@ def test_in_a_pipe_progress_is_a_line_now_and_then(tmp_path, monkeypatch, capsys
         (["--engine", "ray", "--address", "127.0.0.1:9"], "--address 127.0.0.1:9 is not a Ray cluster that answers: "),
     ],
 )
-def test_bad_words(words, sentence, tmp_path):
-    """In a process of its own: submitit keeps the output of the one that imports it."""
+def test_bad_flags_are_refused(words, sentence, tmp_path):
+    """A process of its own is needed, because submitit keeps the output of the one that imports it."""
     command = [sys.executable, "-m", "isqn", "study", "online-plain", "--out", str(tmp_path / "out"), *words]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode in (1, 2)
@@ -480,8 +486,8 @@ def test_bad_words(words, sentence, tmp_path):
     assert not (tmp_path / "out" / "runs").exists()
 
 
-def test_what_goes_to_submitit(tmp_path, monkeypatch):
-    monkeypatch.setattr(engines, "Slurm", lambda folder, workers, cluster, parameters, hosts: parameters)
+def test_parameters_for_submitit(tmp_path, monkeypatch):
+    monkeypatch.setattr(slurm, "Slurm", lambda folder, workers, cluster, parameters, hosts: parameters)
     words = ["slurm_partition=cpu", "timeout_min=600", "mem_gb=0.5", 'slurm_setup=["module load cuda"]']
     assert engines.make("slurm", tmp_path, 4, None, 0, "slurm", words) == {
         "slurm_array_parallelism": 4,
@@ -492,8 +498,8 @@ def test_what_goes_to_submitit(tmp_path, monkeypatch):
     }
 
 
-def test_a_study_that_imports_a_scheme_of_its_own(tmp_path):
-    """Known to the study, to its workers, and to whatever reads its runs."""
+def test_a_study_imports_a_scheme_of_the_user(tmp_path):
+    """Workers import it too; other commands execute nothing of the folder, and say which --import they need."""
     examples = Path(__file__).parents[1] / "examples"
     (tmp_path / "new_scheme.py").write_text((examples / "new_scheme.py").read_text())
     fast = {"total_timesteps": 500, "epoch_steps": 250, "log_period_steps": 250, "hidden_sizes": [8]}
@@ -504,7 +510,7 @@ def test_a_study_that_imports_a_scheme_of_its_own(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "2iS-DQN K=3" in done.stdout
-    # The folder needs the file no more, and knows if it has changed.
+    # The folder has its own copy of the file, and a changed file is refused.
     assert 'imports = ["imports/new_scheme.py"]' in (tmp_path / "out" / "study.toml").read_text()
     assert str(tmp_path) not in (tmp_path / "out" / "report" / "index.html").read_text()
     with (tmp_path / "new_scheme.py").open("a") as file:
@@ -515,12 +521,30 @@ def test_a_study_that_imports_a_scheme_of_its_own(tmp_path):
         assert f"imports: {tmp_path / 'new_scheme.py'} is not what the runs in --out" in again.stderr
     (tmp_path / "new_scheme.py").unlink()
     (mine,) = map(str, (tmp_path / "out").glob("runs/*/2iS-DQN-K3/seed-0"))
-    for words in (["report", "out"], ["report", ".", "-o", "all"], ["eval", mine, "--episodes", "1"], ["resume", mine]):
-        done = subprocess.run([*command[:3], *words], capture_output=True, text=True, check=False, cwd=tmp_path)
+    for words in (["report", "out"], ["eval", mine, "--episodes", "1"], ["resume", mine]):
+        refused = subprocess.run([*command[:3], *words], capture_output=True, text=True, check=False, cwd=tmp_path)
+        assert refused.returncode == 1
+        assert re.search(r"--import \S*imports/new_scheme\.py; add it\.\n$", refused.stderr), refused.stderr
+        with_import = [*command[:3], *words, "--import", "out/imports/new_scheme.py"]
+        done = subprocess.run(with_import, capture_output=True, text=True, check=False, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
-    load = [sys.executable, "-c", "import isqn, sys; print(isqn.Model.load(sys.argv[1]).num_timesteps)", mine]
+    code = "import isqn, isqn.imports, sys; isqn.imports.import_all(sys.argv[2:]); "
+    code += "print(isqn.Model.load(sys.argv[1]).num_timesteps)"
+    load = [sys.executable, "-c", code, mine]
+    refused = subprocess.run(load, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert "new_scheme.py; add it." in refused.stderr
+    load.append("out/imports/new_scheme.py")
     done = subprocess.run(load, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.stdout == "500\n", done.stderr
+
+
+def test_workers_import_the_modules_of_environments(tmp_path):
+    study = STUDY.replace(tasks=({"env_id": "isqn/Chain-v0"},), imports=("a_module",))
+    (job, _) = remaining_jobs(study, tmp_path)
+    assert job.launch == (job.file, job.method_dir, job.log, ("a_module",))
+    own = study.replace(tasks=({"env_id": "isqn:isqn/Chain-v0"},), seeds=(3,))
+    (job,) = remaining_jobs(own, tmp_path)
+    assert job.imports == ("a_module", "isqn")
 
 
 @pytest.mark.parametrize(
@@ -534,7 +558,7 @@ def test_a_study_that_imports_a_scheme_of_its_own(tmp_path):
         ("", "", "ValueError: Empty module name"),
     ],
 )
-def test_imports_that_fail_are_one_sentence(name, text, sentence, tmp_path):
+def test_a_failed_import_is_refused_by_one_sentence(name, text, sentence, tmp_path):
     (tmp_path / "mine.py").write_text(text)
     file = study_toml(STUDY).replace("baseline", f'imports = ["{name}"]\nbaseline')
     (tmp_path / "mine.toml").write_text(file)
@@ -544,7 +568,7 @@ def test_imports_that_fail_are_one_sentence(name, text, sentence, tmp_path):
 
 
 def test_a_file_is_imported_once(tmp_path):
-    """Or environments would be registered twice; a study's copy of it is the same file."""
+    """A second import could register an environment twice; the copy in a study is the same file."""
     for name in ("mine.py", "copy.py"):
         (tmp_path / name).write_text(f"import os; os.mkdir({str(tmp_path / 'once')!r})")
         import_all([str(tmp_path / name)])
@@ -554,8 +578,8 @@ def test_a_file_is_imported_once(tmp_path):
     assert not (tmp_path / "once").exists()
 
 
-def test_imports_of_one_name_are_refused(tmp_path):
-    """Their copies would be the same file."""
+def test_two_imports_with_the_same_name_are_refused(tmp_path):
+    """Their copies in the study's folder would be the same file."""
     file = study_toml(STUDY).replace("baseline", 'imports = ["a/loss.py", "b/loss.py"]\nbaseline')
     (tmp_path / "mine.toml").write_text(file)
     with pytest.raises(UserError, match=r"imports: 'loss\.py' and 'loss\.py' are not told apart; rename"):
@@ -563,11 +587,11 @@ def test_imports_of_one_name_are_refused(tmp_path):
 
 
 def test_the_estimate_of_a_dry_run(tmp_path, monkeypatch):
-    """Measured once for runs that take as long; what was trained already is not counted."""
+    """One run is measured for all that take about as long; steps already trained are not counted."""
     measured = []
     monkeypatch.setattr(drive.run, "seconds_per_step", lambda config: measured.append(config.label) or 0.5)
     monkeypatch.setattr(drive, "share_cores", lambda workers: None)
-    clock = itertools.count(0.0, 10.0)  # each measurement takes 10 s, as does a worker before its first step
+    clock = itertools.count(0.0, 10.0)  # each measurement takes 10 s, as does the start of a worker
     monkeypatch.setattr(drive.time, "perf_counter", lambda: next(clock))
     study = STUDY.replace(methods=(*STUDY.methods, {"scheme": "iterated-shared", "num_bellman_iterations": 9}))
     begin(tmp_path, study.cells[0], 3)
@@ -590,7 +614,7 @@ def test_the_estimate_of_a_dry_run(tmp_path, monkeypatch):
         (8, 8, 2_000),  # and there are four jobs
     ],
 )
-def test_the_time_of_a_dry_run_is_that_of_the_last_worker(tmp_path, monkeypatch, workers, cores, seconds):
+def test_the_time_of_a_dry_run_is_until_the_last_worker_ends(tmp_path, monkeypatch, workers, cores, seconds):
     monkeypatch.setattr(drive.run, "seconds_per_step", lambda config: 0.5)
     monkeypatch.setattr(drive, "share_cores", lambda workers: None)
     monkeypatch.setattr(drive, "visible_gpus", list)
@@ -603,7 +627,7 @@ def test_the_time_of_a_dry_run_is_that_of_the_last_worker(tmp_path, monkeypatch,
 
 
 def test_a_dry_run_of_a_part_counts_nothing_of_the_whole(tmp_path, monkeypatch, capsys):
-    """It will have a folder of its own."""
+    """The part will have a folder of its own."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(drive.run, "seconds_per_step", lambda config: 0.5)
     monkeypatch.setattr(drive, "share_cores", lambda workers: None)

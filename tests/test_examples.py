@@ -2,63 +2,78 @@
 
 from __future__ import annotations
 
-import importlib.util
+import json
 import re
 import sys
-from contextlib import ExitStack
 from pathlib import Path
-from unittest.mock import patch
 
-import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import isqn
-from helpers import SMALL, random_batch
+from helpers import SMALL, random_batch, registries_restored
 from isqn.agents import dqn
 from isqn.agents.dqn import DqnConfig
+from isqn.agents.registry import make_config
 from isqn.cli import main
-from isqn.losses import LOSSES
-from isqn.networks.torsos import TORSOS
-from isqn.schemes import SCHEMES, refresh
-from isqn.train import record
-from isqn.types import Transition, Values
+from isqn.imports import import_all
+from isqn.schemes import make_scheme, refresh
+from isqn.train import record, run
+from isqn.train.online import uses_compiled_loop
+from isqn.types import Transition, UserError, Values
 
 ROOT = Path(__file__).parents[1]
-EXAMPLES = ["new_loss", "new_scheme", "new_torso", "new_environment"]
+# Examples in the order of the page, each with the most lines it may have.
+EXAMPLES = {
+    "new_loss": 40,
+    "new_scheme": 40,
+    "new_torso": 40,
+    "new_agent": 80,
+    "new_environment": 40,
+    "new_native_environment": 40,
+}
+QUICK = "--quiet --total-timesteps 500 --epoch-steps 250 --learning-starts 50 --log-period-steps 250 --hidden-sizes 8"
+
+
+def path(name: str) -> str:
+    return str(ROOT / "examples" / f"{name}.py")
 
 
 @pytest.fixture
 def load():
-    """Run an example as an import does; what it registers is forgotten after the test."""
-    with ExitStack() as stack:
-        for registry in (LOSSES, SCHEMES, TORSOS, gymnasium.registry, sys.modules):
-            stack.enter_context(patch.dict(registry))
+    """Import an example as `--import` does; what it registers is forgotten after the test."""
 
-        def run(name: str):
-            spec = importlib.util.spec_from_file_location(name, ROOT / "examples" / f"{name}.py")
-            sys.modules[name] = module = importlib.util.module_from_spec(spec)
-            spec.loader.exec_module(module)
-            return module
+    def import_example(name: str):
+        import_all([path(name)])
+        return sys.modules[name]
 
-        yield run
+    with registries_restored():
+        yield import_example
 
 
 def test_the_page_quotes_the_files():
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "extend.md").read_text(), re.DOTALL)
-    assert blocks == [(ROOT / "examples" / f"{name}.py").read_text() for name in EXAMPLES]
+    assert blocks == [Path(path(name)).read_text() for name in EXAMPLES]
+    assert sorted(file.stem for file in (ROOT / "examples").glob("*.py")) == sorted(EXAMPLES)
+
+
+@pytest.mark.parametrize(("name", "limit"), EXAMPLES.items())
+def test_an_example_is_short_and_says_how_to_run_it(name, limit):
+    text = Path(path(name)).read_text()
+    assert len(text.splitlines()) <= limit
+    assert f"\n\nisqn train {'expected-sarsa' if name == 'new_agent' else 'dqn'} --import examples/{name}.py " in text
 
 
 def test_new_loss(load, tmp_path):
     loss = load("new_loss").expectile
     values = Values(now=jnp.array([1.0, 5.0]), next=jnp.array([4.0, 2.0]))
     too_low = Transition(obs=None, action=0, reward=1.0, discount=0.5, next_obs=None)  # 1 + 0.5 x 4 = 3, not 1
-    assert loss(values, values, too_low) == pytest.approx(0.7 * 2**2)
-    assert loss(values, values, too_low._replace(action=1)) == pytest.approx(0.3 * 2**2)
+    assert loss(values, values, too_low, optimism=0.7) == pytest.approx(0.7 * 2**2)
+    assert loss(values, values, too_low._replace(action=1), optimism=0.7) == pytest.approx(0.3 * 2**2)
 
-    model = isqn.Model("dqn", env="isqn/Chain-v0", loss="expectile", hidden_sizes=(), learning_rate=0.03)
+    model = isqn.Model("dqn", env="isqn/Chain-v0", loss="expectile", hidden_sizes=(), learning_rate=0.03, optimism=0.7)
     assert model.config.label == "iS-Expectile K=1"
     states = np.eye(8, dtype=np.float32)[:-1]  # the last one ends the episode
     assert not (model.predict(states)[0] == 1).all()
@@ -66,21 +81,44 @@ def test_new_loss(load, tmp_path):
     assert (model.predict(states)[0] == 1).all()  # to the right, from everywhere
 
 
+def test_a_setting_of_a_new_loss_is_a_setting_like_any_other(load, tmp_path, capsys):
+    load("new_loss")
+    with pytest.raises(SystemExit):
+        main(["train", "dqn", "--help"])
+    help_text = " ".join(capsys.readouterr().out.split())
+    assert "--optimism FLOAT" in help_text
+    assert "Weight of positive errors, in [0, 1]; 0.5 is half the squared error of DQN. (default: 0.6)" in help_text
+
+    words = ["train", "dqn", "--loss", "expectile", "--optimism", "0.8", "--run-dir", str(tmp_path / "run")]
+    assert main([*words, *QUICK.split()]) == 0
+    text = (tmp_path / "run" / "config.toml").read_text()
+    assert "# Weight of positive errors, in [0, 1]; 0.5 is half the squared error of DQN.\noptimism = 0.8\n" in text
+    assert record.read_config(tmp_path / "run").optimism == 0.8
+
+    for flags, sentence in (
+        ("--loss expectile --optimism 2", "--optimism is 2.0; it must be between 0 and 1."),
+        ("--optimism 0.8", "--optimism has no effect in this run: it needs --loss expectile."),
+    ):
+        capsys.readouterr()
+        assert main(["train", "dqn", *flags.split(), "--quiet"]) == 1
+        assert capsys.readouterr().err == f"isqn: {sentence}\n"
+
+
 def test_new_scheme(load, tmp_path, monkeypatch):
     scheme = load("new_scheme").two_chains(3)
+    assert make_scheme("two-chains", 3) == scheme
     agent = dqn.make(DqnConfig(scheme="two-chains", num_bellman_iterations=3, hidden_sizes=(5,)), SMALL)
     state = agent.init(0)
     grads = jax.grad(lambda p: agent.losses(p, {}, (), random_batch())[0].sum())(state.params)
-    moving = [bool(np.any(head != 0)) for head in grads["heads"]["kernel"]]
-    assert moving == [False, True, True, True] * 2
+    learns = [bool(np.any(head != 0)) for head in grads["heads"]["kernel"]]
+    assert learns == [False, True, True, True] * 2
 
     numbered = {"torso": {}, "heads": {"bias": jnp.arange(8.0)}}
     shifted, _ = refresh(scheme, numbered, ())
     np.testing.assert_array_equal(shifted["heads"]["bias"], [1, 2, 3, 3, 5, 6, 7, 7])
 
     monkeypatch.chdir(tmp_path)
-    words = "train dqn --scheme two-chains --k 3 --quiet --total-timesteps 500 --hidden-sizes 8"
-    assert main(words.split()) == 0
+    assert main(["train", "dqn", "--scheme", "two-chains", "--k", "3", *QUICK.split()]) == 0
     summary = record.read_summary(tmp_path / "runs" / "default" / "isqn-Chain-v0" / "2iS-DQN-K3" / "seed-0")
     assert (summary["status"], summary["label"]) == ("finished", "2iS-DQN K=3")
 
@@ -103,11 +141,94 @@ def test_new_torso(load, tmp_path):
         assert not np.array_equal(before, after)
 
 
+def test_new_agent(load, tmp_path, capsys):
+    load("new_agent")
+    assert make_config("expected-sarsa").label == "iS-Expected-SARSA K=1"
+    with pytest.raises(SystemExit):
+        main(["train", "expected-sarsa", "--help"])
+    assert "Expected SARSA with a replay buffer." in capsys.readouterr().out
+
+    settings = {"hidden_sizes": (), "learning_rate": 0.03, "policy_epsilon": 0.5, "epsilon_end": 1.0}
+    model = isqn.Model("expected-sarsa", env="isqn/Chain-v0", **settings)
+    model.learn(8_000, run_dir=tmp_path / "run")
+    assert record.read_summary(tmp_path / "run")["label"] == "iS-Expected-SARSA K=1"
+    states = np.eye(8, dtype=np.float32)[:-1]
+    assert (model.predict(states)[0] == 1).all()
+    q = np.asarray(model._agent.network.apply(model.state.params, model.state.statistics, states)[0])[:, 1]
+    np.testing.assert_allclose(q, expected_sarsa_values(epsilon=0.5, discount=0.9), atol=0.06)
+
+
+def expected_sarsa_values(epsilon: float, discount: float) -> np.ndarray:
+    """Return the values, by state and action, of the policy that goes right but for random actions with `epsilon`."""
+    q = np.zeros((7, 2))
+    for _ in range(1_000):
+        value = (1 - epsilon) * q[:, 1] + epsilon * q.mean(axis=1)
+        left = discount * value[[0, 0, 1, 2, 3, 4, 5]]
+        right = np.append(discount * value[1:], 1.0)
+        q = np.stack([left, right], axis=1)
+    return q
+
+
 def test_new_environment(load, tmp_path):
     catch = load("new_environment").Catch
     assert isqn.check_environment(catch()) == []
     settings = {"epsilon_decay_steps": 1_000, "learning_starts": 200, "update_period": 2, "log_period_steps": 500}
-    model = isqn.Model("dqn", env="new_environment:Catch-v0", epoch_steps=1_250, **settings)
+    model = isqn.Model("dqn", env="Catch-v0", epoch_steps=1_250, **settings)
     model.learn(2_500, run_dir=tmp_path / "run")
     returns = [episode.episodic_return for episode in isqn.evaluate(model, episodes=20)]
     assert np.mean(returns) > 0.5  # standing still catches one ball in five: -0.6
+
+
+def test_new_native_environment(load, tmp_path, capsys):
+    """The compiled loop trains three seeds at once; each of them plays in the host loop afterwards."""
+    load("new_native_environment")
+    assert main(["list", "envs", "--json"]) == 0
+    assert {"id": "Goal-v0", "kind": "own", "loops": "host, compiled"} in json.loads(capsys.readouterr().out)
+    words = "--env-id Goal-v0 --num-seeds 3 --total-timesteps 6_000 --epoch-steps 3_000 --learning-starts 500"
+    words += " --hidden-sizes 32 --epsilon-decay-steps 3_000 --quiet"
+    assert main(["train", "dqn", *words.split(), "--run-dir", str(tmp_path / "runs")]) == 0
+    for seed in range(3):
+        run_dir = tmp_path / "runs" / f"seed-{seed}"
+        assert uses_compiled_loop(record.read_config(run_dir))
+        first, last = record.read_summary(run_dir)["epoch_returns"]
+        assert last > first
+    assert len(isqn.evaluate(isqn.Model.load(run_dir), episodes=2)) == 2
+
+
+# -- runs that need a file again
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("new_loss", "dqn --loss expectile"),
+        ("new_scheme", "dqn --scheme two-chains"),
+        ("new_torso", "dqn --torso fourier"),
+        ("new_agent", "expected-sarsa"),
+        ("new_environment", "dqn --env-id Catch-v0"),
+        ("new_native_environment", "dqn --env-id Goal-v0"),
+    ],
+)
+def test_a_missing_import_is_answered_with_the_flag(name, words, tmp_path, monkeypatch, capsys):
+    """Reading a run executes nothing: without `--import`, each command answers with the flag."""
+    monkeypatch.chdir(tmp_path)
+    text = Path(path(name)).read_text()
+    Path(f"{name}.py").write_text(f"{text}\nopen('executed', 'w').close()\n")
+    own = ["--import", f"{name}.py"]
+    with registries_restored(), monkeypatch.context() as patch:
+        patch.setattr(run, "train", lambda *_, **__: None)
+        assert main(["train", *words.split(), *own, "--run-dir", "run", "--quiet"]) == 0
+        record.write_summary(Path("run"), record.read_summary(Path("run")) | record.provenance())
+    assert record.read_summary(Path("run"))["imports"] == [f"{name}.py"]
+    Path("executed").unlink()
+    for command in ("resume", "eval", "probe"):
+        capsys.readouterr()
+        assert main([command, "run"]) == 1
+        assert capsys.readouterr().err.endswith(f" The run was trained with --import {name}.py; add it.\n")
+        with pytest.raises(UserError, match=f"was trained with --import {name}.py; add it"):
+            isqn.Model.load("run")
+    assert not Path("executed").exists()
+    with registries_restored():
+        assert main(["eval", "run", *own]) == 1  # it is understood now, but nothing was trained
+        assert "run has no last checkpoint that can be read" in capsys.readouterr().err
+    assert Path("executed").exists()

@@ -47,7 +47,7 @@ def test_the_reader_sees_what_is_there():
 
 def package_of(name: str) -> str:
     """Return the first part below isqn: "isqn.train.host" -> "train"; "" for isqn itself."""
-    return (name.split(".") + [""])[1]
+    return [*name.split("."), ""][1]
 
 
 def package_graph() -> dict[str, set[str]]:

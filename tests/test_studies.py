@@ -1,4 +1,4 @@
-"""A study is data: the paper's grids by arithmetic, whose setting wins, what things are called, and every bad file."""
+"""Studies: the paper's grids, which setting overrides which, names of methods, and refusals of bad files."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import itertools
 import json
 import math
 import re
+import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,34 +18,34 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from isqn.agents.dqn import DqnConfig
+from isqn.agents.registry import agent_names, config_class
 from isqn.cli import main
+from isqn.config.fields import field_names
 from isqn.envs.scores import RANDOM_RETURNS, SCORES, game_of
-from isqn.experiments import drive
 from isqn.presets import PRESETS, preset_config
 from isqn.schemes import SCHEMES
 from isqn.study.catalogue import MINI, QUESTIONS, find_study
 from isqn.study.catalogue import PAPER as GRIDS
-from isqn.study.grid import Cell, Study, read_study, slug, to_toml
+from isqn.study.drive import duration_key
+from isqn.study.grid import Cell, Study, read_study, to_toml
+from isqn.train.record import slug
 from isqn.types import UserError
 
-PAPER = Path(__file__).parents[2] / "shared" / "paper" / "is-qn.tex"
-with_the_paper = pytest.mark.skipif(not PAPER.exists(), reason="the paper is not here")
+TEXT = json.loads((Path(__file__).parent / "data" / "paper_tables.json").read_text())["text"]
 
-
-asked = cache(find_study)
+find = cache(find_study)
 
 
 def paper(name: str) -> Study:
-    return asked(name, "paper")
+    return find(name, "paper")
 
 
 def mini(name: str) -> Study:
-    return asked(name, "mini")
+    return find(name, "mini")
 
 
 def small(**changes: Any) -> Study:
-    """Two methods on one task."""
+    """Return a study of two methods on one task."""
     fields: dict[str, Any] = {
         "name": "small",
         "question": "Which?",
@@ -60,12 +62,12 @@ def methods(study: Study) -> list[str]:
 
 
 def values(study: Study, field: str) -> set[Any]:
-    return {getattr(cell.config, field) for cell in study.cells}
+    return {getattr(cell.config, field, None) for cell in study.cells}
 
 
-# -- the paper's grids -------------------------------------------------------------------------------------------------
+# -- the paper's grids
 
-# study -> its tasks, methods and seeds: section 5 for the games and seeds, the figures for the methods
+# study -> numbers of tasks, methods and seeds: games and seeds from section 5, methods from the figures
 SIZES = {
     "online-ln": (15, 2 + 4, 5),  # TB, TF, K = 1, 3, 9, 49
     "online-plain": (15, 2 + 4, 5),
@@ -90,7 +92,7 @@ def test_there_is_a_study_for_each_figure():
 
 
 @pytest.mark.parametrize("name", SIZES)
-def test_the_number_of_runs(name):
+def test_studies_have_the_runs_of_the_paper(name):
     study = paper(name)
     lists = [[len(v) if isinstance(v, list) else 1 for v in method.values()] for method in study.methods]
     sizes = len(study.tasks), sum(map(math.prod, lists)), len(study.seeds)
@@ -100,22 +102,22 @@ def test_the_number_of_runs(name):
 
 
 @pytest.mark.parametrize("name", QUESTIONS)
-def test_the_length_in_frames(name):
+def test_runs_have_the_length_of_the_paper(name):
     appendix_d = ("mellowmax", "ablation-period", "ablation-heads", "meta", "mixed-precision")
     frames = 40_000_000 if name in appendix_d else 100_000_000
     steps = 500_000 if name == "continuous" else frames // 4
     if name == "offline":
         assert values(paper(name), "num_updates") == {50 * 62_500}
-    elif name == "language":  # 600,000 parts of batches
+    elif name == "language":  # 600,000 micro-batches
         assert values(paper(name), "num_updates") == {600_000 // 16}
     else:
         assert values(paper(name), "total_timesteps") == {steps}
 
 
 @pytest.mark.parametrize("name", QUESTIONS)
-def test_the_paper_changes_nothing_else(name):
-    """What is not asked about is the preset's, whatever the method and the game."""
-    asked = {
+def test_other_settings_are_those_of_the_preset(name):
+    """Settings that the study does not vary are the preset's, for every method and game."""
+    varied = {
         "mellowmax": {"loss", "mellowmax_temperature"},
         "ablation-period": {"target_update_period"},
         "ablation-heads": {"width_factor"},
@@ -130,14 +132,14 @@ def test_the_paper_changes_nothing_else(name):
     presets |= {"streaming": "atari-stream", "continuous": "dmc-hard", "offline": "atari-cql", "language": "wordle"}
     expected = preset_config(presets.get(name, "atari-cnn-ln")).resume_fields()
     for cell in paper(name).cells:
-        own = {"scheme", "num_bellman_iterations", "env_id", "experiment", *asked}
+        allowed = {"scheme", "num_bellman_iterations", "env_id", "experiment", *varied}
         differ = {field for field, value in cell.config.resume_fields().items() if value != expected[field]}
-        assert differ <= own
+        assert differ <= allowed
         assert cell.config.env_id == cell.task
         assert cell.config.experiment == name
 
 
-def test_the_values_of_k():
+def test_studies_have_the_values_of_k_of_the_paper():
     ks = {name: {c.config.num_bellman_iterations for c in paper(name).cells if "iS" in c.method} for name in QUESTIONS}
     assert ks == {
         **{name: {1, 3, 9, 49} for name in ("online-ln", "online-plain", "online-impala", "training-time")},
@@ -150,7 +152,7 @@ def test_the_values_of_k():
     }
 
 
-def test_what_the_ablations_vary():
+def test_ablations_vary_the_settings_of_the_paper():
     assert values(paper("ablation-period"), "target_update_period") == {2_000, 4_000, 8_000, 16_000, 32_000}
     assert {512 * factor for factor in values(paper("ablation-heads"), "width_factor")} == {256, 512, 1_024}
     assert values(paper("mixed-precision"), "compute_dtype") == {"float32", "bfloat16"}
@@ -161,7 +163,7 @@ def test_what_the_ablations_vary():
     assert temperatures == {("ALE/Breakout-v5", "mellowmax", 1_000), ("ALE/Seaquest-v5", "mellowmax", 30)}
 
 
-def test_the_games():
+def test_studies_have_the_games_of_the_paper():
     games = {name: {game_of(task["env_id"]) for task in paper(name).tasks} for name in QUESTIONS}
     assert games["online-ln"] == games["online-plain"] == games["analysis"] == SCORES.keys() - {"Seaquest"}
     assert games["online-impala"] < games["online-ln"]
@@ -178,47 +180,46 @@ def test_the_games():
     }
 
 
-@with_the_paper
-def test_the_grids_say_what_the_text_says():
-    text = re.sub(r"[$~]|\\textbf\{(.*?)\}|\\textit\{(.*?)\}", r"\1\2", PAPER.read_text())
-
-    def says(pattern: str) -> tuple[int, ...]:
-        (found,) = {match.groups() for match in re.finditer(pattern, text)}
-        return tuple(int(number.replace(r"\ ", "")) for number in found)
-
-    seeds = says(r"over (\d+) seeds per Atari game, (\d+) seeds per DMC Hard tasks, and (\d+) seeds for Wordle")
-    assert seeds == tuple(len(paper(name).seeds) for name in ("online-ln", "continuous", "language"))
-    games = says(r"(\d+) Atari games are used for the experiments on the CNN architecture, and (\d+) games for")
-    assert games == tuple(len(paper(name).tasks) for name in ("online-ln", "online-impala"))
-    assert says(r"offline RL on (\d+) Atari games with the IMPALA") == (len(paper("offline").tasks),)
-    assert says(r"across (\d+) Atari games that were selected") == (len(paper("streaming").tasks),)
-    assert says(r"the (\d+) DMC Hard tasks with the SimbaV2 architecture") == (len(paper("continuous").tasks),)
-    assert says(r"approach for K=(\d+) on (\d+) Atari games, selected") == (9, len(paper("meta").tasks))
-    assert says(r"on the (\d+) considered games of the target-based") == (len(paper("online-batchnorm").tasks),)
-    short, long = says(r"each agent for (\d+)M frames rather than (\d+)M to reduce the computational budget")
-    steps = [values(paper(name), "total_timesteps") for name in ("meta", "online-ln")]
-    assert steps == [{short * 250_000}, {long * 250_000}]
-    omegas = says(r"\\omega = ([\d\\ ]+?) for Breakout, and \\omega = (\d+) for Seaquest")
-    assert omegas == tuple(task["mellowmax_temperature"] for task in paper("mellowmax").tasks)
-    (periods,) = says(r"approach for (\d+) different values of T on the game")
-    assert len(values(paper("ablation-period"), "target_update_period")) == periods
-    widths = says(r'default value \((\d+) neurons, "Width .{,30} twice the default \((\d+) neurons, "Width')
+def test_grids_have_the_numbers_of_the_text():
+    tasks = {name: len(paper(name).tasks) for name in QUESTIONS}
+    seeds = {name: len(paper(name).seeds) for name in QUESTIONS}
+    assert TEXT["section 5"] == {
+        "seeds per Atari game": seeds["online-ln"],
+        "seeds per DMC Hard task": seeds["continuous"],
+        "seeds for Wordle": seeds["language"],
+        "games for the CNN": tasks["online-ln"],
+        "games for IMPALA": tasks["online-impala"],
+    }
+    assert TEXT["section 5.2"]["offline Atari games"] == tasks["offline"]
+    assert TEXT["section 5.3"]["DMC Hard tasks"] == tasks["continuous"]
+    assert TEXT["section 5.5"]["streaming games"] == tasks["streaming"]
+    (short,), (long,) = (values(paper(name), "total_timesteps") for name in ("meta", "online-ln"))
+    budgets = {"budget in million frames": short / 250_000, "budget elsewhere in million frames": long / 250_000}
+    assert TEXT["appendix D"] == budgets
+    omegas = [task["mellowmax_temperature"] for task in paper("mellowmax").tasks]
+    assert TEXT["appendix D.1"] == {"omega on Breakout": omegas[0], "omega on Seaquest": omegas[1]}
+    assert TEXT["appendix D.2"] == {"values of T": len(values(paper("ablation-period"), "target_update_period"))}
     factors = values(paper("ablation-heads"), "width_factor")
-    assert widths == (512 * min(factors), 512 * max(factors))
-    heads = says(r"number of heads varying from (\d+) \(K=1\) to (\d+) \(K=49\)")
     ks = values(paper("ablation-heads"), "num_bellman_iterations")
-    assert heads == (min(ks) + 1, max(ks) + 1)
+    assert TEXT["appendix D.3"] == {
+        "half the width": 512 * min(factors),
+        "twice the width": 512 * max(factors),
+        "fewest heads (K=1)": min(ks) + 1,
+        "most heads (K=49)": max(ks) + 1,
+    }
+    assert TEXT["appendix D.4"] == {"K": max(values(paper("meta"), "num_bellman_iterations")), "games": tasks["meta"]}
+    assert TEXT["appendix F.3"] == {"games with BatchNorm": tasks["online-batchnorm"]}
 
 
-# -- mini: the same question at another size ---------------------------------------------------------------------------
+# -- the small scale
 
 
 @pytest.mark.parametrize("name", MINI)
-def test_the_small_study_asks_the_same(name):
+def test_the_small_study_asks_the_same_question(name):
     small, large = mini(name), paper(name)
     for field in ("question", "paper", "agent", "along", "flops"):
         assert getattr(small, field) == getattr(large, field)
-    assert small.panels == large.panels or name == "ablation-period"  # which is also asked without LayerNorm
+    assert small.panels == large.panels or name == "ablation-period"  # the small one also has runs without LayerNorm
     for field in ("loss", "layer_norm", "batch_norm", "compute_dtype", "meta_gradient", "analysis"):
         assert values(small, field) == values(large, field) | (
             {False} if field == small.panels == "layer_norm" else set()
@@ -228,44 +229,46 @@ def test_the_small_study_asks_the_same(name):
 
 
 @pytest.mark.parametrize("name", MINI)
-def test_the_small_study_has_new_seeds_and_tasks_whose_scores_can_be_normalised(name):
+def test_the_small_study_has_new_seeds_and_tasks_with_normalised_scores(name):
     study = mini(name)
-    assert min(study.seeds) > 2  # 0 to 2 were tuned on
+    assert min(study.seeds) > 2  # seeds 0 to 2 were used for tuning
     for task in study.tasks:
         assert "random_score" in task or task["env_id"] in RANDOM_RETURNS or game_of(task["env_id"]) in SCORES
 
 
-# -- whose setting wins ------------------------------------------------------------------------------------------------
+# -- which setting overrides which
 
 LAYERS = ("study", "task", "scheme", "method")
 
 
-@pytest.mark.parametrize("there", list(itertools.product((False, True), repeat=4)))
-def test_each_layer_changes_what_comes_before_it(there):
-    """Of any layers that say a learning rate, the last one is heard."""
+@pytest.mark.parametrize("is_set", list(itertools.product((False, True), repeat=4)))
+def test_each_layer_overrides_those_before_it(is_set):
+    """The last layer that sets the learning rate decides it."""
     rates = dict(zip(LAYERS, (0.1, 0.2, 0.3, 0.4), strict=True))
-    says = {layer: {"learning_rate": rates[layer]} if t else {} for layer, t in zip(LAYERS, there, strict=True)}
+    tables = {
+        layer: {"learning_rate": rates[layer]} if sets else {} for layer, sets in zip(LAYERS, is_set, strict=True)
+    }
     study = small(
-        settings=says["study"],
-        tasks=({"env_id": "CartPole-v1", **says["task"], "target-free": says["scheme"]},),
-        methods=({"scheme": "target-free", **says["method"]}, {"scheme": "target-based"}),
+        settings=tables["study"],
+        tasks=({"env_id": "CartPole-v1", **tables["task"], "target-free": tables["scheme"]},),
+        methods=({"scheme": "target-free", **tables["method"]}, {"scheme": "target-based"}),
     )
-    mine, other = study.cells
-    heard = [rates[layer] for layer in LAYERS if says[layer]]
-    assert mine.config.learning_rate == (heard or [PRESETS["classic"].fields["learning_rate"]])[-1]
-    of_all = [rates[layer] for layer in ("study", "task") if says[layer]]  # the table and the method are not its own
-    assert other.config.learning_rate == (of_all or [1e-3])[-1]
+    first, other = study.cells
+    given = [rates[layer] for layer in LAYERS if tables[layer]]
+    assert first.config.learning_rate == (given or [PRESETS["classic"].config.learning_rate])[-1]
+    for_all = [rates[layer] for layer in ("study", "task") if tables[layer]]  # the others are of target-free
+    assert other.config.learning_rate == (for_all or [1e-3])[-1]
 
 
-@pytest.mark.parametrize("by", ["settings", "tasks", "methods", "nobody"])
-def test_the_table_of_a_scheme_is_for_its_runs_whoever_says_the_scheme(by):
-    scheme = {} if by == "nobody" else {"scheme": "ensemble-shared"}
+@pytest.mark.parametrize("by", ["settings", "tasks", "methods", "default"])
+def test_the_table_of_a_scheme_applies_wherever_the_scheme_is_set(by):
+    scheme = {} if by == "default" else {"scheme": "ensemble-shared"}
     tables = {"iterated-shared": {"target_update_period": 300}, "ensemble-shared": {"target_update_period": 500}}
-    says = {where: scheme if where == by else {} for where in ("settings", "tasks", "methods")}
+    given = {where: scheme if where == by else {} for where in ("settings", "tasks", "methods")}
     study = small(
-        settings=says["settings"],
-        tasks=({"env_id": "CartPole-v1", **says["tasks"], **tables},),
-        methods=({**says["methods"], "name": "mine"},),
+        settings=given["settings"],
+        tasks=({"env_id": "CartPole-v1", **given["tasks"], **tables},),
+        methods=({**given["methods"], "name": "mine"},),
         baseline="mine",
     )
     (cell,) = study.cells
@@ -273,8 +276,8 @@ def test_the_table_of_a_scheme_is_for_its_runs_whoever_says_the_scheme(by):
     assert cell.config.target_update_period == (500 if scheme else 300)
 
 
-def test_the_preset_is_below_all_and_may_be_said_by_any():
-    atari = PRESETS["atari-cnn-ln"].fields["learning_rate"]
+def test_every_table_can_name_a_preset_and_override_it():
+    atari = PRESETS["atari-cnn-ln"].config.learning_rate
     assert small(settings={"preset": "toy"}).cells[0].config.discount == 0.9
     task = {"env_id": "CartPole-v1", "preset": "atari-cnn-ln", "layer_norm": False}
     config = small(settings={"preset": "toy", "discount": 0.5}, tasks=(task,)).cells[0].config
@@ -285,7 +288,7 @@ def test_the_preset_is_below_all_and_may_be_said_by_any():
 
 
 @pytest.mark.parametrize(("env_id", "preset"), [("ALE/Pong-v5", "atari-cnn-ln"), ("Acrobot-v1", "classic")])
-def test_without_a_preset_the_environment_chooses(env_id, preset):
+def test_the_environment_chooses_the_default_preset(env_id, preset):
     config = small(tasks=({"env_id": env_id},)).cells[0].config
     assert config == preset_config(preset).replace(env_id=env_id, scheme="target-based", experiment="small")
 
@@ -295,7 +298,7 @@ def test_scores_are_not_settings():
     assert study.cells[0].config == small().cells[0].config
 
 
-# -- names and places --------------------------------------------------------------------------------------------------
+# -- names and places
 
 
 @pytest.mark.parametrize(
@@ -325,7 +328,7 @@ def test_scores_are_not_settings():
         ({"name": ""}, ["iS-DQN K=1"]),
     ],
 )
-def test_what_methods_are_called(method, names):
+def test_names_of_methods(method, names):
     assert methods(small(methods=(method,), baseline=names[0])) == names
 
 
@@ -340,18 +343,18 @@ def test_what_methods_are_called(method, names):
         ((64, 32), [(64, 32)]),
     ],
 )
-def test_a_field_that_is_a_list_takes_a_list_of_lists(given, sizes):
+def test_a_setting_that_is_a_list_takes_a_list_of_lists(given, sizes):
     study = small(methods=({"name": "mine", "hidden_sizes": given}, {"scheme": "target-based"}))
     assert [cell.config.hidden_sizes for cell in study.cells] == [*sizes, (128, 128)]
 
 
-def test_head_weights_are_a_list_too():
+def test_head_weights_take_a_list_of_lists():
     method = {"num_bellman_iterations": 2, "head_weights": [[1, 1], [1, 0.5]]}
     study = small(methods=({"scheme": "target-based"}, method))
     assert [cell.config.pair_weights for cell in study.cells] == [(1.0,), (1.0, 1.0), (1.0, 0.5)]
 
 
-def test_a_method_is_a_grid_of_its_lists():
+def test_a_method_is_the_grid_of_its_lists():
     lists = {"num_bellman_iterations": [1, 3, 9], "learning_rate": [1e-3, 1e-4], "width_factor": [0.5, 1, 2, 4]}
     study = small(methods=({"scheme": "target-based"}, {**lists, "batch_size": 64}))
     cells = study.cells[1:]
@@ -361,30 +364,30 @@ def test_a_method_is_a_grid_of_its_lists():
     assert len(methods(study)) == 1 + 3 * 2 * 4
 
 
-def test_folders():
+def test_folders_of_runs():
     cell = next(c for c in paper("ablation-period").cells if c.method == "iS-DQN K=9, T=4000")
     assert cell.folder(Path("out"), 3) == Path("out/runs/ALE-Tutankham-v5/iS-DQN-K9-T4000/seed-3")
     assert slug("my_module:Mine-v0") == "my_module-Mine-v0"
 
 
-def place(cell: Cell) -> tuple[Any, ...]:
+def axes(cell: Cell) -> tuple[Any, ...]:
     return cell.panel, cell.in_panel, cell.line, cell.position
 
 
-def test_without_panels_and_axis_the_place_is_the_name():
+def test_without_panels_and_axis_every_name_is_the_methods():
     for name in ("online-ln", "online-batchnorm", "mellowmax", "meta"):
-        assert all(place(cell) == ("", cell.method, cell.method, None) for cell in paper(name).cells)
+        assert all(axes(cell) == ("", cell.method, cell.method, None) for cell in paper(name).cells)
 
 
-def test_a_line_along_the_target_period():
+def test_lines_along_the_target_update_period():
     cells = paper("ablation-period").cells
     assert paper("ablation-period").baseline == "TB-DQN, T=8000"
-    assert [place(cell) for cell in cells[:2]] == [
+    assert [axes(cell) for cell in cells[:2]] == [
         ("", "TB-DQN, T=2000", "TB-DQN", 2_000.0),
         ("", "TB-DQN, T=4000", "TB-DQN", 4_000.0),
     ]
-    assert [place(cell) for cell in cells[5:7]] == [
-        ("", "TF-DQN", "TF-DQN", None),  # a level line: it does not depend on T
+    assert [axes(cell) for cell in cells[5:7]] == [
+        ("", "TF-DQN", "TF-DQN", None),  # a constant: it does not depend on T
         ("", "iS-DQN K=9, T=2000", "iS-DQN K=9", 2_000.0),
     ]
     assert len({cell.line for cell in cells}) == 3
@@ -412,7 +415,7 @@ def test_panels_of_precisions():
     ]
 
 
-def test_a_line_of_ensembles_along_their_number():
+def test_lines_of_ensembles_along_their_size():
     method = {"scheme": ["iterated-shared", "ensemble-shared"], "num_bellman_iterations": [2, 3]}
     study = small(methods=({"scheme": "target-based"}, method), along="num_bellman_iterations")
     assert [(cell.line, cell.position) for cell in study.cells] == [
@@ -421,16 +424,16 @@ def test_a_line_of_ensembles_along_their_number():
     ]
 
 
-def test_a_named_line():
+def test_lines_of_a_named_method():
     method = {"name": "my K=2", "num_bellman_iterations": [2, 3], "learning_rate": [1e-3, 1e-4]}
     study = small(methods=({"scheme": "target-based"}, method), along="num_bellman_iterations")
     assert [cell.line for cell in study.cells[1:3]] == ["my K=2, lr=0.001", "my K=2, lr=0.0001"]
 
 
-# -- some of a study ---------------------------------------------------------------------------------------------------
+# -- parts of a study
 
 
-def test_only_some_tasks_and_other_seeds():
+def test_a_part_has_some_tasks_and_other_seeds():
     study = paper("online-ln")
     assert study.only() is study
     some = study.only(("ALE/Pong-v5", "ALE/Asterix-v5"), (7,))
@@ -442,7 +445,7 @@ def test_only_some_tasks_and_other_seeds():
     assert some.tasks == ({"env_id": "ALE/Pong-v5", "dataset": "data/Pong/{seed}"},)
 
 
-# -- files -------------------------------------------------------------------------------------------------------------
+# -- files
 
 
 def write(path: Path, text: str) -> Path:
@@ -453,15 +456,15 @@ def write(path: Path, text: str) -> Path:
 @pytest.mark.parametrize(
     ("name", "scale"), [*((name, "paper") for name in QUESTIONS), *((name, "mini") for name in MINI)]
 )
-def test_a_study_is_a_file(name, scale, tmp_path):
-    study = asked(name, scale)
+def test_a_study_survives_its_file(name, scale, tmp_path):
+    study = find(name, scale)
     again = read_study(write(tmp_path / "another-name.toml", to_toml(study)))
     assert to_toml(again) == to_toml(study)
     assert (again.name, again.scale, again.seeds, again.agent) == (name, study.scale, study.seeds, study.agent)
     assert again.cells == study.cells
 
 
-def test_a_small_study_as_a_file():
+def test_the_file_of_a_small_study():
     study = small(
         settings={"preset": "toy"},
         tasks=({"env_id": "CartPole-v1", "target-free": {"learning_rate": 1e-5}, "reference_score": 500},),
@@ -498,14 +501,62 @@ layer_norm = true
     )
 
 
-def test_a_file_without_a_name_is_called_by_its_own(tmp_path):
+def test_a_study_without_a_name_has_that_of_its_file(tmp_path):
     text = to_toml(small()).replace('name = "small"', "")
     study = read_study(write(tmp_path / "my-question.toml", text))
     assert study == small(name="my-question")
     assert (study.scale, study.agent, study.settings, study.flops) == ("own", "dqn", {}, False)
 
 
-# -- every bad study is one sentence -----------------------------------------------------------------------------------
+# -- code of the user
+
+
+MODULE = "import gymnasium, pathlib; pathlib.Path(__file__).with_name('executed').touch()\n"
+
+
+def test_reading_a_study_imports_the_modules_of_its_environments(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    write(tmp_path / "my_grid_world.py", MODULE)
+    study = small(tasks=({"env_id": "my_grid_world:Mine-v0"}, {"env_id": "my_grid_world:Other-v0"}))
+    assert study.modules == ["my_grid_world"]
+    path = write(tmp_path / "mine.toml", to_toml(study))
+    assert read_study(path, import_code=False) == study
+    assert not (tmp_path / "executed").exists()
+    assert read_study(path) == study
+    assert (tmp_path / "executed").exists()
+
+
+def test_a_module_of_an_environment_that_cannot_be_imported(tmp_path):
+    study = small(tasks=({"env_id": "no_such_module:Mine-v0"},))
+    path = write(tmp_path / "mine.toml", to_toml(study))
+    with pytest.raises(UserError) as error:
+        read_study(path)
+    reason = "ModuleNotFoundError: No module named 'no_such_module'"
+    assert str(error.value) == f"{path}: tasks: 'no_such_module' cannot be imported: {reason}."
+
+
+def test_a_study_can_be_read_without_executing_its_imports(tmp_path):
+    write(tmp_path / "mine.py", MODULE)
+    study = small(imports=(str(tmp_path / "mine.py"),))
+    path = write(tmp_path / "mine.toml", to_toml(study, tmp_path))
+    assert read_study(path, import_code=False) == study
+    path.write_text(path.read_text().replace("target-free", "two-chains"))
+    with pytest.raises(UserError, match=r"'two-chains'.* The study was trained with --import .*mine\.py; add it\."):
+        read_study(path, import_code=False)
+    assert not (tmp_path / "executed").exists()
+
+
+def test_imports_of_the_command_line_become_those_of_a_study(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    study = small(imports=(str(tmp_path / "a.py"),))
+    assert study.with_imports([]) is study
+    assert study.with_imports(["a.py", "b.py", "module"]).imports == (
+        *(str(tmp_path / name) for name in ("a.py", "b.py")),
+        "module",
+    )
+
+
+# -- every bad study is refused by one sentence
 
 TB, TF, CARTPOLE = {"scheme": "target-based"}, {"scheme": "target-free"}, {"env_id": "CartPole-v1"}
 SEEDS = "they must be different whole numbers from 0 to 2147483647."
@@ -556,6 +607,21 @@ OTHER = "give one of them another `name`, or leave it out."
             {"methods": (TB, {**TF, "experiment": "mine"})},
             "study small: method 2 sets 'experiment', which is not a setting there; a study says it by `name`.",
         ),
+        (
+            {"settings": {"trace_decay": 0.5}},
+            "study small: settings sets 'trace_decay'; it is for `isqn train stream-q`, not for dqn.",
+        ),
+        (
+            {"agent": "sac", "settings": {"width_factor": 2.0}},
+            "study small: settings sets 'width_factor'; it is for `isqn train dqn` or `isqn train stream-q` or "
+            "`isqn train cql`, not for sac.",
+        ),
+        (
+            {"agent": "sac", "along": "width_factor"},
+            "study small: along is 'width_factor', which is not a setting that is a number; the settings are those of "
+            "`isqn train sac --help`.",
+        ),
+        ({"datasets": {"subset": "all"}}, "study small: datasets are for the agent cql."),
         (
             {"methods": ({**TB, "nme": "a"},)},
             "study small: method 1 sets 'nme', which is not a setting there; did you mean name?",
@@ -751,7 +817,7 @@ OTHER = "give one of them another `name`, or leave it out."
         ),
     ],
 )
-def test_a_bad_study_is_one_sentence(changes, sentence):
+def test_a_bad_study_is_refused_by_one_sentence(changes, sentence):
     with pytest.raises(UserError) as error:
         small(**changes)
     assert str(error.value) == sentence
@@ -770,7 +836,7 @@ def test_a_bad_study_is_one_sentence(changes, sentence):
         ((), (1, 1), f"study small: seeds is [1, 1]; {SEEDS}"),
     ],
 )
-def test_a_bad_part_of_a_study(tasks, seeds, sentence):
+def test_a_bad_part_of_a_study_is_refused(tasks, seeds, sentence):
     with pytest.raises(UserError) as error:
         small().only(tasks, seeds)
     assert str(error.value) == sentence
@@ -786,20 +852,20 @@ def test_a_bad_part_of_a_study(tasks, seeds, sentence):
         (b"a = " + 100_000 * b"[", "is not valid TOML: "),
     ],
 )
-def test_a_file_that_is_not_toml(content, reason, tmp_path):
+def test_a_file_that_is_not_toml_is_refused(content, reason, tmp_path):
     path = tmp_path / "mine.toml"
     path.write_bytes(content)
     with pytest.raises(UserError, match=re.escape(f"{path} {reason}")):
         read_study(path)
 
 
-def test_the_table_of_a_scheme_with_an_odd_name(tmp_path, monkeypatch):
+def test_the_table_of_a_scheme_with_a_name_that_needs_quotes(tmp_path, monkeypatch):
     monkeypatch.setitem(SCHEMES, "two chains.1", SCHEMES["iterated-shared"])
     odd = small(tasks=({**CARTPOLE, "two chains.1": {"target_update_period": 7}},))
     assert read_study(write(tmp_path / "small.toml", to_toml(odd))) == odd
 
 
-def test_a_file_that_is_not_there(tmp_path):
+def test_a_missing_file_is_answered_with_the_nearest(tmp_path):
     write(tmp_path / "mine.toml", "")
     with pytest.raises(UserError) as error:
         read_study(tmp_path / "mime.toml")
@@ -812,11 +878,11 @@ def test_a_file_that_is_not_there(tmp_path):
     assert str(error.value) == f"{tmp_path} cannot be read (Is a directory); give a study file."
 
 
-# -- any file at all ---------------------------------------------------------------------------------------------------
+# -- arbitrary files
 
 
 def dumps(value: Any) -> str:
-    """Any value of TOML, in one line."""
+    """Write any value of TOML on one line."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{json.dumps(key)} = {dumps(entry)}" for key, entry in value.items()) + "}"
     if isinstance(value, list):
@@ -844,8 +910,9 @@ GOOD: dict[str, Any] = {
     "along": "learning_rate",
     "panels": "layer_norm",
 }
-OF_A_STUDY = [*Study.__dataclass_fields__, "x y"]
-OF_A_TABLE = [*DqnConfig.__dataclass_fields__, "name", "preset", "random_score", "reference_score", *SCHEMES, "x y", ""]
+STUDY_KEYS = [*Study.__dataclass_fields__, "x y"]
+SETTINGS = dict.fromkeys(name for agent in agent_names() for name in field_names(config_class(agent)))
+TABLE_KEYS = [*SETTINGS, "agent", "name", "preset", "random_score", "reference_score", *SCHEMES, "x y", ""]
 texts = st.sampled_from(
     ["", "TB-DQN", "target-free", "toy", "wordle", "cql", "loss", "seed", "batch_size", "..", "a/b", "λ", "\n", "\x00"]
 )
@@ -854,28 +921,28 @@ dates = st.sampled_from([datetime.date(2026, 1, 2), datetime.time(1, 2), datetim
 simple = st.one_of(texts, numbers, st.booleans())
 anything = st.recursive(
     simple | dates,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(OF_A_TABLE), inner, max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(TABLE_KEYS), inner, max_size=3),
     max_leaves=6,
 )
 likely = st.one_of(simple, st.lists(simple, max_size=3), st.lists(st.lists(simple, max_size=2), max_size=2), anything)
 
 
-def places(value: Any) -> list[list[Any] | dict[str, Any]]:
-    """Every table and list in it."""
+def containers(value: Any) -> list[list[Any] | dict[str, Any]]:
+    """Return every table and list inside a value."""
     if not isinstance(value, dict | list):
         return []
     inner = value.values() if isinstance(value, dict) else value
-    return [value, *itertools.chain.from_iterable(map(places, inner))]
+    return [value, *itertools.chain.from_iterable(map(containers, inner))]
 
 
 @st.composite
 def nearly_good(draw) -> dict[str, Any]:
-    """The good file, with a few things in it replaced, added or taken away."""
+    """Return the good file with a few entries replaced, added or removed."""
     values = copy.deepcopy(GOOD)
     for _ in range(draw(st.integers(1, 3))):
-        table = draw(st.sampled_from(places(values)))
+        table = draw(st.sampled_from(containers(values)))
         if isinstance(table, dict):
-            key = draw(st.sampled_from([*table, *(OF_A_STUDY if table is values else OF_A_TABLE)]))
+            key = draw(st.sampled_from([*table, *(STUDY_KEYS if table is values else TABLE_KEYS)]))
             table[key] = draw(likely)
             if draw(st.integers(0, 9)) == 0:
                 del table[key]
@@ -889,7 +956,7 @@ def file(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("studies") / "any.toml"
 
 
-def test_the_good_file_is_good(file):
+def test_the_good_file_is_accepted(file):
     write(file, dumps_file(GOOD))
     names = ["TB-DQN", "TF-DQN, lr=0.1", "TF-DQN, lr=0.2"]
     cells = read_study(file).cells
@@ -923,7 +990,7 @@ MISSING = "`isqn study online-plain --show` is an example of a study."
         ({"methods": [TB, 1]}, f"methods is [{TB}, 1]; it must be tables, each under [[methods]]."),
     ],
 )
-def test_a_bad_file_is_one_sentence(changes, sentence, file):
+def test_a_bad_file_is_refused_by_one_sentence(changes, sentence, file):
     left = {key: value for key, value in (GOOD | changes).items() if value is not ...}
     write(file, dumps_file(left))
     with pytest.raises(UserError) as error:
@@ -932,8 +999,8 @@ def test_a_bad_file_is_one_sentence(changes, sentence, file):
 
 
 @settings(max_examples=400)
-@given(values=nearly_good() | st.dictionaries(st.sampled_from(OF_A_STUDY), anything, max_size=8))
-def test_any_file_is_a_study_or_one_sentence(file, values):
+@given(values=nearly_good() | st.dictionaries(st.sampled_from(STUDY_KEYS), anything, max_size=8))
+def test_any_file_is_accepted_or_refused_by_one_sentence(file, values):
     write(file, dumps_file(values))
     try:
         study = read_study(file)
@@ -948,7 +1015,7 @@ def test_any_file_is_a_study_or_one_sentence(file, values):
     assert re.fullmatch(rf"{re.escape(str(file))}:? .+[.?]", sentence)
 
 
-# -- the command -------------------------------------------------------------------------------------------------------
+# -- the command
 
 
 def test_studies_are_listed(capsys):
@@ -962,16 +1029,16 @@ def test_studies_are_listed(capsys):
 
 
 @pytest.mark.parametrize("words", [["online-plain"], ["online-plain", "--scale", "paper"], ["offline"]])
-def test_show_prints_a_file(words, capsys, tmp_path):
+def test_show_prints_the_file_of_a_study(words, capsys, tmp_path):
     assert main(["study", *words, "--show"]) == 0
     shown = capsys.readouterr().out
     study = read_study(write(tmp_path / "mine.toml", shown))
-    assert study == asked(words[0], "paper" if "paper" in words else "mini")
+    assert study == find(words[0], "paper" if "paper" in words else "mini")
     assert main(["study", str(tmp_path / "mine.toml"), "--show"]) == 0
     assert capsys.readouterr().out == shown
 
 
-def test_show_of_a_part(capsys, tmp_path):
+def test_show_prints_the_file_of_a_part(capsys, tmp_path):
     command = ["study", "online-ln", "--scale", "paper", "--tasks", "ALE/Pong-v5", "--seeds", "8", "9", "--show"]
     assert main(command) == 0
     part = read_study(write(tmp_path / "part.toml", capsys.readouterr().out))
@@ -998,17 +1065,44 @@ def test_show_of_a_part(capsys, tmp_path):
         (["online-ln", "--scale", "paper", "--seeds", "-1"], f"study online-ln: seeds is [-1]; {SEEDS}"),
     ],
 )
-def test_bad_words_are_one_sentence(words, sentence, capsys, tmp_path, monkeypatch):
+def test_bad_flags_are_refused_by_one_sentence(words, sentence, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["study", *words]) == 1
-    told = capsys.readouterr()
-    assert (told.out, told.err) == ("", f"isqn: {sentence}\n")
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err) == ("", f"isqn: {sentence}\n")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_takes_as_long_as_what():
-    """Heads cost nothing with a replay; in a stream each has a trace of its own."""
-    dqn, stream = preset_config("minatar"), preset_config("minatar-stream")
-    for config, alike in ((dqn, True), (stream, False)):
-        few, many = (drive._like(config.replace(num_bellman_iterations=k)) for k in (1, 9))
-        assert (few == many) == alike
+@pytest.mark.parametrize(
+    ("preset", "is_equal"), [("minatar", True), ("minatar-cql", True), ("minatar-stream", False), ("dmc-small", False)]
+)
+def test_duration_keys_of_runs_with_other_heads(preset, is_equal):
+    """Heads cost little with batches; in a stream each has a trace of its own, and small critics have many atoms."""
+    config = preset_config(preset)
+    few, many = (duration_key(config.replace(num_bellman_iterations=k)) for k in (1, 9))
+    assert (few == many) == is_equal
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_equal"),
+    [
+        ({"env_id": "MinAtar/Asterix-v1", "seed": 3, "experiment": "mine"}, True),
+        ({"learning_rate": 0.1, "target_update_period": 8, "head_weights": (2.0,), "total_timesteps": 100}, True),
+        ({"env_id": "CartPole-v1"}, False),
+        ({"width_factor": 2.0}, False),
+        ({"batch_size": 64}, False),
+        ({"update_period": 2}, False),
+        ({"hidden_sizes": (8,)}, False),
+        ({"loss": "munchausen"}, False),
+        ({"analysis": True}, False),
+    ],
+)
+def test_duration_keys_of_runs_with_other_settings(changes, is_equal):
+    config = preset_config("minatar")
+    assert (duration_key(config) == duration_key(config.replace(**changes))) == is_equal
+
+
+def test_describing_studies_does_not_import_jax():
+    code = "import sys, isqn.study.catalogue as c; c.find_study('offline', 'mini'); print('jax' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"

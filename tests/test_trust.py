@@ -63,9 +63,25 @@ def test_commands_that_read_a_run_execute_nothing_from_disk(words, run_dir, caps
     assert_nothing_ran(run_dir)
 
 
-def test_a_report_of_a_folder_without_a_study_executes_nothing_from_disk(run_dir, capsys):
-    (run_dir.parents[3] / "study.toml").unlink()
-    main(["report", str(run_dir.parents[3])])
+STUDY = """
+question = "What is executed?"
+baseline = "iS-DQN K=1"
+seeds = [0]
+imports = ["hostile.py", "hostile_module"]
+settings = { loop = "host", hidden_sizes = [8], total_timesteps = 200, epoch_steps = 100 }
+tasks = [{ env_id = "isqn/Chain-v0" }]
+methods = [{ scheme = "iterated-shared", learning_starts = 50, log_period_steps = 50, record_dataset = true }]
+"""
+
+
+@pytest.mark.parametrize("text", ["", STUDY], ids=["folder", "study"])
+def test_a_report_executes_nothing_from_disk(text, run_dir):
+    study = run_dir.parents[3]
+    if text:
+        (study / "study.toml").write_text(text)
+    else:
+        (study / "study.toml").unlink()
+    main(["report", str(study)])
     assert_nothing_ran(run_dir)
 
 

@@ -19,7 +19,7 @@ _IMPORTED_FILES: set[str] = set()  # texts of the files, so that a copy of a fil
 IMPORTED: list[str] = []  # names of the imported files and modules, in order; a run records them
 
 
-def import_all(names: Iterable[str]) -> None:
+def import_all(names: Iterable[str], given_by: str = "--import") -> None:
     """Import files and modules, each once, because what they register may not be registered twice."""
     for name in names:
         try:
@@ -28,11 +28,18 @@ def import_all(names: Iterable[str]) -> None:
             elif (text := Path(name).read_text()) not in _IMPORTED_FILES:
                 _import_file(Path(name))
                 _IMPORTED_FILES.add(text)
-        except (Exception, SystemExit) as error:  # anything can go wrong in a user's file
-            why = f"{type(error).__name__}: {error}"
-            raise UserError(f"--import: {name!r} cannot be imported: {why}.") from error
+        except (Exception, SystemExit) as error:  # whatever is wrong in a file of the user's
+            raise UserError(f"{given_by}: {name!r} cannot be imported: {_reason(error, name)}.") from error
         if name not in IMPORTED:
             IMPORTED.append(name)
+
+
+def _reason(error: BaseException, name: str) -> str:
+    if isinstance(error, FileNotFoundError) and error.filename == name:
+        return "there is no such file"
+    if isinstance(error, ModuleNotFoundError) and error.name and f"{name}.".startswith(f"{error.name}."):
+        return f"it is neither in {os.getcwd()} nor installed"
+    return f"{type(error).__name__}: {error}"
 
 
 def _import_file(path: Path) -> None:

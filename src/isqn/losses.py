@@ -14,7 +14,7 @@ from inspect import Parameter, signature
 from typing import NamedTuple
 
 from isqn.lazy import jax, jnp
-from isqn.types import Array, TokenValues, Transition, UserError, Values
+from isqn.types import Array, Transition, UserError, Values
 
 PairLoss = Callable[[Values, Values, Transition], Array]
 
@@ -146,27 +146,3 @@ def with_settings(loss: Callable[..., Array], settings: object) -> Callable[...,
     keywords = [p for p in signature(loss).parameters.values() if p.kind is Parameter.KEYWORD_ONLY]
     wanted = [p.name for p in keywords if p.default is Parameter.empty]
     return partial(loss, **{field: getattr(settings, field) for field in wanted})
-
-
-# -- losses over tokens
-
-
-def ilql(
-    online: TokenValues, aim: TokenValues, transition: Transition, *, expectile_level: float, conservative_weight: float
-) -> Array:
-    """Implicit language Q-learning (Snell et al. 2023, section 4.1) for one token.
-
-    V regresses to an upper expectile of Q. Q regresses to the reward plus the discounted next V. A CQL term pushes down
-    the Q-values of all other tokens. The caller picks the heads behind `aim`; no gradient flows to them.
-    """
-    written = online.q[:, transition.action]
-    value = expectile(online.v, aim.q[:, transition.action].min(), expectile_level)
-    bellman = jnp.square(transition.reward + transition.discount * aim.next_v - written).sum()
-    spread = (jax.nn.logsumexp(online.q, axis=-1) - written).sum()
-    return value + bellman + conservative_weight * spread
-
-
-def expectile(value: Array, target: Array, level: float) -> Array:
-    """Expectile loss (Kostrikov et al. 2022, eq. 5): targets above `value` weigh `level`, those below 1 - `level`."""
-    error = target - value
-    return jnp.where(error >= 0, level, 1 - level) * error**2

@@ -56,7 +56,7 @@ class Model:
             raise UserError(f"algorithm {algorithm!r} is not known; {nearest(str(algorithm), agent_names())}")
         env = make_config(algorithm).env_id if env is None else env
         if isinstance(env, str) and module_of(env):
-            import_all([module_of(env)])
+            import_all([module_of(env)], f"env {env}")
         self._env = None if isinstance(env, str) else make_environment(env)
         env_id = self._env.spec.id if self._env else str(env)
         base = default_config(algorithm, env_id) if preset == "auto" else preset_config(preset, algorithm)
@@ -236,7 +236,8 @@ class Model:
         model._env = None if env is None else make_environment(env)
         config = record.read_config(folder)
         if not (folder / "model").is_dir():
-            model._set_config(config)
+            with record.naming_missing_imports(folder):
+                model._set_config(config)
             model.state, model.num_timesteps = load_agent_state(folder, model._agent)
             return model
         try:

@@ -1,8 +1,7 @@
-"""Named settings. The paper's are its Tables 1 to 3 and the text on streaming, field by field; the small ones are ours
-and say so.
+"""Named settings: those of the paper's Tables 1 to 3 and of its text on streaming, and small ones of our own.
 
-A field has the name it has in the config of its agent. Units are in the names: `_steps` agent steps, `_frames`
-frames of the emulator or the simulator, `_updates` gradient steps. What no table says stands apart, with its source.
+A setting has its name in the config of its agent. Units are in the names: `_steps` agent steps, `_frames` frames of the
+emulator or the simulator, `_updates` gradient steps. Values that no table gives are listed apart, with their source.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ class Preset(NamedTuple):
         return self.config.agent
 
 
-# Paper, Table 1, "Shared hyperparameters"; 0.25 sticky actions and game over (appendix A) are the protocol's.
+# Paper, Table 1, "Shared hyperparameters". The protocol has sticky actions (0.25) and game over (appendix A).
 _SHARED: dict[str, Any] = {
     "protocol": "machado2018",
     "discount": 0.99,
@@ -69,18 +68,18 @@ _ATARI_CQL: dict[str, Any] = _SHARED | {
     "learning_rate": 5e-5,
     "adam_epsilon": 3.125e-4,
     "conservative_weight": 0.1,
-    # not in the paper; the authors' slimCQL
+    # not specified in the paper; the authors' slimCQL
     "num_updates": 3_125_000,  # 50 epochs
     "evaluation_steps": 125_000,
-    # ours
+    # not specified in the paper
     "log_period_updates": 2_500,
 }
 _CQL: dict[str, Any] = {"loss": "cql", "conservative_weight": 0.1, "batch_size": 32, "discount": 0.99}
-# Paper, Table 2. BatchNorm for TF and iS only is what `joint_batch_norm` does by itself.
+# Paper, Table 2. By default, `joint_batch_norm` gives BatchNorm to TF and iS only, as there.
 _DMC: dict[str, Any] = {
     "discount": 0.99,
     "protocol": "action-repeat-2",
-    "max_episode_steps": 1_000,  # H; the suite itself ends a task after as many frames, which are 500 steps
+    "max_episode_steps": 1_000,  # H; the suite itself ends an episode after 1,000 frames, which are 500 agent steps
     "batch_size": 256,
     "torso": "simba",
     "target_step_size": 5e-3,
@@ -90,7 +89,7 @@ _DMC: dict[str, Any] = {
     "twin_q": False,
     "num_atoms": 101,
     "head_weight_discount": 0.25,  # section 5.3
-    # not in the paper; the code of SimbaV2 (Lee et al. 2025), whose details the paper follows
+    # not specified in the paper; the code of SimbaV2 (Lee et al. 2025), whose details the paper follows
     "updates_per_step": 2,
     "target_update_period": 1,
     "adam_epsilon": 1e-8,
@@ -108,9 +107,9 @@ _DMC_HARD: dict[str, Any] = _DMC | {
     "critic_width": 512,  # the hidden layer of the heads
     "total_timesteps": 500_000,
     "learning_starts": 5_000,
-    # not in the paper; the code of SimbaV2
+    # not specified in the paper; the code of SimbaV2
     "learning_rate_decay_steps": 500_000,
-    # not in the paper; ours
+    # not specified in the paper
     "epoch_steps": 10_000,  # 20 episodes
     "log_period_steps": 1_000,
 }
@@ -124,22 +123,22 @@ _WORDLE: dict[str, Any] = {
     "num_positions": 1_024,
     "dropout": 0.1,
     "head_hidden_size": 1_536,
-    "num_updates": 37_500,  # each of 16 micro-batches, which make the paper's 600,000 gradient steps: see below
+    "num_updates": 37_500,  # of 16 micro-batches each: the paper's 600,000 gradient steps, see below
     "target_step_size": 5e-3,
     "learning_rate": 1e-5,
     "inverse_temperature": 4.0,
     "conservative_weight": 1e-4,
-    # not in the paper; the code of ILQL (Snell et al. 2023), which the paper's is a fork of
-    "micro_batch_size": 64,  # that code counts each of them as a step
+    # not specified in the paper; the code of ILQL (Snell et al. 2023), of which the paper's is a fork
+    "micro_batch_size": 64,  # the code of ILQL counts each micro-batch as a step
     "target_update_period": 1,
     "adam_epsilon": 1e-8,
     "expectile_level": 0.7,
     "word_list": "answers-200",
-    # not in the paper; ours
+    # not specified in the paper
     "epoch_updates": 625,  # 60 evaluations
     "log_period_updates": 25,
 }
-# Ours: 40 words, and players who are careless in most of their guesses, so that it matters what is worth guessing.
+# Ours: 40 words, and players whose guesses are mostly careless, so that the values of guesses matter.
 _WORDLE_MINI: dict[str, Any] = {
     "discount": 0.99,
     "batch_size": 32,
@@ -147,44 +146,44 @@ _WORDLE_MINI: dict[str, Any] = {
     "model_width": 64,
     "attention_heads": 4,
     "num_positions": 74,
-    "micro_batch_size": 8,  # on a CPU 0.7 of the time of 32 at once: memory is not asked for anew in each update
+    "micro_batch_size": 8,  # on a CPU 0.7 of the time of 32 at once: memory is reused between updates
     "dropout": 0.0,
     "head_hidden_size": 128,
     "learning_rate": 1e-3,
     "num_words": 40,
     "players": "mixture",
     "careless_share": 0.6,
-    "target_step_size": 0.05,  # the best for iS of 0.005 to 0.3 (results/tuning-language.csv)
+    "target_step_size": 0.05,  # the best of 0.005 to 0.3 for iS (results/tuning-language.csv)
     "num_updates": 2_500,
     "epoch_updates": 100,
     "log_period_updates": 50,
 }
-# Paper, appendix A, "Streaming RL setup", and section 5.5; what it does not change is Table 1's.
+# Paper, appendix A, "Streaming RL setup", and section 5.5. Other values are those of Table 1.
 _STREAM: dict[str, Any] = {
     "discount": 0.99,
     "obgd_kappa": 2.0,
     "trace_decay": 0.8,
-    # not in the paper; the code of Stream Q (Elsayed et al. 2024)
+    # not specified in the paper; the code of Stream Q (Elsayed et al. 2024)
     "epsilon_start": 1.0,
     "epsilon_end": 0.01,
 }
 _ATARI_STREAM: dict[str, Any] = _STREAM | {
     "env_id": "ALE/Breakout-v5",
-    "protocol": "streaming",  # no-ops at the start, lost lives end episodes, no sticky actions
+    "protocol": "streaming",  # no-ops at the start, a lost life ends the episode, no sticky actions
     "max_episode_steps": 27_000,
-    "torso": "stream",  # 256 units; strides 5, 3, 2 and no padding are of the code of Stream Q
-    # not in the paper; the code of Stream Q
-    "epsilon_decay_steps": 1_250_000,  # its 5 % of a run; 12.5M in the authors' slimStreamQ looks like a slip
-    # not in the paper; the authors' slimStreamQ
+    "torso": "stream",  # 256 units; strides 5, 3, 2 and no padding as in the code of Stream Q
+    # not specified in the paper; the code of Stream Q
+    "epsilon_decay_steps": 1_250_000,  # 5 % of a run; slimStreamQ has 12.5M, which looks like a slip
+    # not specified in the paper; the authors' slimStreamQ
     "epoch_steps": 250_000,
     "total_timesteps": 25_000_000,
-    # ours
+    # not specified in the paper
     "log_period_steps": 10_000,
 }
 
 PRESETS: dict[str, Preset] = {
     "atari-cnn-ln": Preset(
-        "the paper's main setting: Nature CNN with LayerNorm",
+        "main setting of the paper: Nature CNN with LayerNorm",
         DqnConfig(**(_ATARI | {"torso": "nature", "layer_norm": True})),
     ),
     "atari-cnn": Preset("Nature CNN without normalisation", DqnConfig(**(_ATARI | {"torso": "nature"}))),
@@ -194,7 +193,7 @@ PRESETS: dict[str, Preset] = {
     ),
     "atari-impala-ln": Preset("IMPALA with LayerNorm", DqnConfig(**(_ATARI | {"torso": "impala", "layer_norm": True}))),
     "atari-smoke": Preset(
-        "the paper's main setting, cut short: Atari on a laptop, to see that it runs",
+        "main setting of the paper, shortened to check that Atari runs on a laptop",
         DqnConfig(
             **(
                 _ATARI
@@ -213,9 +212,9 @@ PRESETS: dict[str, Preset] = {
         ),
     ),
     "atari-cql": Preset("offline CQL on Atari: IMPALA with LayerNorm", CqlConfig(**_ATARI_CQL)),
-    "atari-stream": Preset("Stream Q(λ) on Atari: no replay, no batches", StreamQConfig(**_ATARI_STREAM)),
+    "atari-stream": Preset("Stream Q(λ) on Atari, without replay and batches", StreamQConfig(**_ATARI_STREAM)),
     "atari-stream-smoke": Preset(
-        "the same, cut short: Atari from a stream on a laptop, to see that it runs",
+        "Stream Q(λ) on Atari, shortened to check that it runs on a laptop",
         StreamQConfig(
             **(
                 _ATARI_STREAM
@@ -228,7 +227,7 @@ PRESETS: dict[str, Preset] = {
             )
         ),
     ),
-    # Ours: the network and the share of exploration of the code of Stream Q on MinAtar; it takes 5M steps.
+    # Ours: network and share of exploration of the code of Stream Q on MinAtar, which trains for 5M steps.
     "minatar-stream": Preset(
         "Stream Q(λ) on MinAtar in the compiled loop",
         StreamQConfig(
@@ -246,7 +245,7 @@ PRESETS: dict[str, Preset] = {
         ),
     ),
     "classic-stream": Preset(
-        "Stream Q(λ) on vectors: MLP 2 × 128",
+        "Stream Q(λ) on vector observations: MLP 2 × 128",
         StreamQConfig(
             **(
                 _STREAM
@@ -262,7 +261,7 @@ PRESETS: dict[str, Preset] = {
         ),
     ),
     "toy-stream": Preset(
-        "Stream Q(λ) on a problem with known values, in seconds",
+        "Stream Q(λ) on a toy problem with known values, in seconds",
         StreamQConfig(
             **(
                 _STREAM
@@ -282,7 +281,7 @@ PRESETS: dict[str, Preset] = {
     "dmc-hard": Preset("SAC with SimbaV2 on the hard tasks of the DeepMind Control suite", SacConfig(**_DMC_HARD)),
     # Ours: a critic of an eighth of the width, half the batch, a fraction of the steps.
     "dmc-small": Preset(
-        "the same with a small critic, on a laptop",
+        "SAC with a small SimbaV2 critic on the DeepMind Control suite, on a laptop",
         SacConfig(
             **(
                 _DMC
@@ -300,12 +299,12 @@ PRESETS: dict[str, Preset] = {
             )
         ),
     ),
-    # Ours: the sizes of the first SAC (Haarnoja et al. 2018).
+    # Ours: the layer sizes of the first SAC (Haarnoja et al. 2018).
     "continuous": Preset(
         "SAC on any task with continuous actions: MLP 2 × 256, two critics",
         SacConfig(env_id="Pendulum-v1", twin_q=True, total_timesteps=20_000, epoch_steps=2_000, log_period_steps=500),
     ),
-    # Ours: the network and the learning rate of the online runs whose datasets they are for.
+    # Ours: network and learning rate of the online runs that log the datasets.
     "minatar-cql": Preset(
         "offline CQL on MinAtar",
         CqlConfig(
@@ -316,7 +315,7 @@ PRESETS: dict[str, Preset] = {
                     "torso": "minatar",
                     "learning_rate": 2.5e-4,
                     "target_update_period": 100,
-                    "num_updates": 30_000,  # of 50,000 transitions, each is then drawn 20 times, as in the paper
+                    "num_updates": 30_000,  # as in the paper, each of 50,000 transitions is then drawn about 20 times
                     "epoch_updates": 3_000,
                     "log_period_updates": 1_000,
                     "evaluation_steps": 25_000,
@@ -326,7 +325,7 @@ PRESETS: dict[str, Preset] = {
         ),
     ),
     "classic-cql": Preset(
-        "offline CQL on vectors: MLP 2 × 128",
+        "offline CQL on vector observations: MLP 2 × 128",
         CqlConfig(
             **(
                 _CQL
@@ -343,7 +342,7 @@ PRESETS: dict[str, Preset] = {
         ),
     ),
     "toy-cql": Preset(
-        "offline CQL on a problem with known values, in seconds",
+        "offline CQL on a toy problem with known values, in seconds",
         CqlConfig(
             **(
                 _CQL
@@ -362,8 +361,8 @@ PRESETS: dict[str, Preset] = {
         ),
     ),
     "wordle": Preset("ILQL with GPT-2 small on Wordle", IlqlConfig(**_WORDLE)),
-    "wordle-mini": Preset("the same with two small layers and 40 words, on a laptop", IlqlConfig(**_WORDLE_MINI)),
-    # Ours: the sizes of Young & Tian 2019, the paper's update period and schedule in proportion.
+    "wordle-mini": Preset("ILQL with two small layers on 40 words of Wordle, on a laptop", IlqlConfig(**_WORDLE_MINI)),
+    # Ours: network sizes of Young & Tian 2019; update period and schedules in proportion to the paper's.
     "minatar": Preset(
         "MinAtar in the compiled loop",
         DqnConfig(
@@ -396,15 +395,15 @@ PRESETS: dict[str, Preset] = {
         ),
     ),
     "toy": Preset(
-        "a problem with known values, in seconds",
+        "a toy problem with known values, in seconds",
         DqnConfig(
             env_id="isqn/Chain-v0",
             hidden_sizes=(64,),
             discount=0.9,
             buffer_size=10_000,
-            learning_starts=500,  # as long as a row of metrics: one program less to compile
+            learning_starts=500,  # the length of a row of metrics, which saves compiling a program
             epsilon_decay_steps=5_000,
-            epsilon_end=0.1,  # every action goes on being tried, so that all values are learned
+            epsilon_end=0.1,  # keeps exploring, so that all values are learned
             target_update_period=50,
             epoch_steps=2_000,
             log_period_steps=500,

@@ -1,4 +1,4 @@
-"""Data types shared by all modules: transitions, token batches, environment specifications and errors."""
+"""Data types shared by all modules: transitions, environment specifications and errors."""
 
 from __future__ import annotations
 
@@ -47,28 +47,11 @@ class Transition(NamedTuple):
     explored: Any = ()  # whether another action had a higher value
 
 
-class Tokens(NamedTuple):
-    """Batch of whole games as token sequences, with the rewards of the tokens that the agent wrote."""
-
-    tokens: Any  # (games, length): token ids, padded with `TextSpec.pad`
-    num_actions: Any  # (games,): actions (guesses) taken, each of `TextSpec.action_tokens` tokens
-    finished: Any  # (games,): whether the game reached its end; False if it was broken off
-    rewards: Any  # (games, steps): reward after each token that the agent wrote
-
-
 class Values(NamedTuple):
     """Action values of one head at both ends of a transition."""
 
     now: Array  # (actions,): values at s
     next: Array  # (actions,): values at s'
-
-
-class TokenValues(NamedTuple):
-    """Values of one head for one token that the agent writes."""
-
-    q: Array  # (2, tokens): two estimates of the value of writing each token
-    v: Array  # value of the state before the token
-    next_v: Array  # value of the state after the token
 
 
 @dataclass(frozen=True)
@@ -143,39 +126,3 @@ class EnvSpec:
         obs, action = struct(self.obs_shape, self.frame_dtype), struct(self.action_shape, self.action_dtype)
         number, flag = struct((), "float32"), struct((), "bool")
         return Transition(obs, action, number, number, obs, flag, flag)
-
-
-@dataclass(frozen=True)
-class TextSpec(EnvSpec):
-    """Specification of a text game: the agent writes a fixed number of tokens per action, then the game answers."""
-
-    pad: int = 0  # id of the padding token after the end of a game
-    action_tokens: int = 1  # tokens that the agent writes per action
-    answer_tokens: int = 0  # tokens of the game's answer to each action
-    most_actions: int = 1  # maximum number of actions in a game
-
-    @property
-    def states(self) -> np.ndarray:
-        """Token positions that are states: those after which the agent writes a token, then the final position.
-
-        A step leads from one state to the next. If it completes an action, it also skips the game's answer.
-        """
-        turn = self.action_tokens + self.answer_tokens
-        written = [turn * action + step for action in range(self.most_actions) for step in range(self.action_tokens)]
-        return np.array([*written, turn * self.most_actions])
-
-    @property
-    def length(self) -> int:
-        """Maximum number of tokens in a game."""
-        return self.frame_shape[0]
-
-    def batch(self, size: int) -> Any:
-        """Return the shapes and dtypes of a batch of games."""
-        struct: Any = jax.ShapeDtypeStruct
-        num_steps = len(self.states) - 1
-        return Tokens(
-            tokens=struct((size, self.length), "int32"),
-            num_actions=struct((size,), "int32"),
-            finished=struct((size,), "bool"),
-            rewards=struct((size, num_steps), "float32"),
-        )

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from isqn.agents import dqn
 from isqn.agents.dqn import meta_label
 from isqn.agents.registry import register_agent
-from isqn.config.fields import AT_LEAST_ONE, AT_LEAST_ZERO, PLACE, POSITIVE
+from isqn.config.fields import AT_LEAST_ONE, AT_LEAST_ZERO, NONE_OR_NUMBER, PLACE, POSITIVE
 from isqn.config.parts import Adam, Batches, BatchNorm, MetaGradient, Offline, PairLoss, ScaledTorso, TargetUpdatePeriod
 from isqn.losses import LOSSES
 
@@ -29,7 +29,7 @@ class CqlConfig(PairLoss, MetaGradient, BatchNorm, ScaledTorso, Adam, Batches, O
     """Preprocessing protocol, as for `isqn train dqn`. auto: the protocol of the dataset."""
     max_episode_steps: Annotated[int, AT_LEAST_ONE] = 27_000
     """Agent steps after which an episode is truncated (H)."""
-    reward_clip: Annotated[float | None, POSITIVE] = None
+    reward_clip: Annotated[float | None, POSITIVE, NONE_OR_NUMBER] = None
     """Clip rewards to [-c, c] for learning; None: no clipping. Reported returns are never clipped."""
     evaluation_steps: Annotated[int, AT_LEAST_ZERO] = 10_000
     """Agent steps of an evaluation, up to the end of the running episodes; 0 disables evaluations."""

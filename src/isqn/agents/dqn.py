@@ -21,7 +21,7 @@ from isqn.agents.base import (
 )
 from isqn.agents.meta import init_meta, meta_update
 from isqn.agents.registry import register_agent
-from isqn.config.fields import AT_LEAST_ONE, POSITIVE, alias
+from isqn.config.fields import AT_LEAST_ONE, NONE_OR_NUMBER, POSITIVE, alias
 from isqn.config.parts import (
     Adam,
     BatchNorm,
@@ -50,7 +50,7 @@ class DqnConfig(PairLoss, MetaGradient, BatchNorm, ScaledTorso, Adam, Replay, Ep
 
     update_period: Annotated[int, AT_LEAST_ONE, alias("train-frequency")] = 1
     """Agent steps between gradient steps (G)."""
-    reward_clip: Annotated[float | None, POSITIVE] = None
+    reward_clip: Annotated[float | None, POSITIVE, NONE_OR_NUMBER] = None
     """Clip rewards to [-c, c] for learning; None: no clipping. Reported returns are never clipped."""
     compress_replay: Literal["auto", "yes", "no"] = "auto"
     """Compress frames in the replay buffer, without loss. auto: for images in the host loop."""

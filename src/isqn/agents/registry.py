@@ -11,7 +11,7 @@ from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from isqn.config.fields import field_names, nearest, nearest_setting
+from isqn.config.fields import aliased_setting, field_names, nearest, nearest_setting
 from isqn.config.parts import PairLoss, Run
 from isqn.config.toml import load_toml
 from isqn.losses import LOSSES
@@ -118,14 +118,17 @@ def make_config(agent: str, **settings: Any) -> Run:
 
 
 def owners(setting: str) -> list[str]:
-    """Return the agents that have a setting."""
-    return [name for name in agent_names() if setting in field_names(config_class(name))]
+    """Return the agents that have a setting, given by its name or by an alias."""
+    configs = {name: config_class(name) for name in agent_names()}
+    return [name for name, kind in configs.items() if setting in field_names(kind) or aliased_setting(setting, kind)]
 
 
 def foreign_setting(setting: str, agent: str) -> str:
-    """Return the end of an error message about a setting that only other agents have; "" if none has it."""
-    others = [f"`isqn train {name}`" for name in owners(setting)]
-    return f"it is for {' or '.join(others)}, not for {agent}." if others else ""
+    """Return the end of a sentence about a setting that only other agents have; "" if none has it."""
+    having = owners(setting)
+    if not having or agent in having:
+        return ""
+    return f"it is for {' or '.join(f'`isqn train {name}`' for name in having)}, not for {agent}."
 
 
 def config_from_mapping(values: dict[str, Any], where: str, base: Run | None = None) -> Run:

@@ -20,7 +20,7 @@ from isqn.train.functions import append_held_out, compile_agent, make_agent, zer
 from isqn.train.play import play
 from isqn.train.player import require_environment_agent
 from isqn.train.probes import probe_features
-from isqn.train.record import read_config
+from isqn.train.record import naming_missing_imports, read_config
 from isqn.train.session import fetch_means
 from isqn.types import UserError
 
@@ -53,14 +53,15 @@ def probe_run(
     """
     config: Any = read_config(run_dir)
     require_environment_agent(config, "`isqn probe`")
-    env = make_environment(config.env_id, protocol=config.protocol)
+    with naming_missing_imports(run_dir):
+        env = make_environment(config.env_id, protocol=config.protocol)
+        trained = make_agent(config, env.spec)
     metrics = metrics or available(config)
     for metric in metrics:
         if metric not in available(config):
             raise UserError(
                 f"--metric {metric} is not for {config.label}; choose one of {', '.join(available(config))}."
             )
-    trained = make_agent(config, env.spec)
     state, step = load_agent_state(run_dir, trained, which)
     rows = samples + config.num_steps_return
     config = config.replace(analysis=True)

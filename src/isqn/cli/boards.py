@@ -17,8 +17,8 @@ def evaluate(options: Any) -> int:
     """Evaluate a language agent and print its Wordle boards."""
     from isqn.data.files import replace_text
     from isqn.language import play, training
-    from isqn.language.boards import page
-    from isqn.language.game import board, decode, guesses_of
+    from isqn.language.boards import render_page
+    from isqn.language.game import decode, format_board, parse_guesses
     from isqn.train import record
 
     for name, given, instead in (
@@ -30,15 +30,15 @@ def evaluate(options: Any) -> int:
     if options.html and options.html.is_dir():
         raise UserError(f"--html {options.html} is a folder; give a file, such as {options.html / 'boards.html'}.")
     config, state, step = training.load_writer(options.run_dir, options.which, options.acting_rule, options.beta)
-    words = play.words_of(config)
-    hidden = play.hidden_words(words, options.episodes, options.seed)
+    words = play.load_word_list(config)
+    hidden = play.draw_hidden_words(words, options.episodes, options.seed)
     games = play.compile_writer(config).play(state, hidden, options.seed)
-    returns, found = games.returns, play.shares(games, words)
+    returns, found = games.returns, play.guess_statistics(games, words)
     learned_from = record.read_summary(options.run_dir).get("learned_from")
     scripted = {}
     if len(words) <= MANY_WORDS:
-        scripted = play.yardsticks(words, hidden, options.seed, official=config.official_colours)
-    boards = [(decode(word), guesses_of(tokens)) for word, tokens in zip(hidden, games.tokens, strict=True)]
+        scripted = play.baseline_returns(words, hidden, options.seed, official=config.official_colours)
+    boards = [(decode(word), parse_guesses(tokens)) for word, tokens in zip(hidden, games.tokens, strict=True)]
     summary = {
         "env_id": config.env_id,
         "label": config.label,
@@ -68,12 +68,12 @@ def evaluate(options: Any) -> int:
         )
     if options.html:
         options.html.parent.mkdir(parents=True, exist_ok=True)
-        replace_text(options.html, page(line, lines, boards))
+        replace_text(options.html, render_page(line, lines, boards))
     if options.json:
         print(json.dumps(summary))
         return 0
     for (word, guesses), total in zip(boards, returns, strict=True):
-        print(f"{word}, return {total:.0f}", board(guesses, colour=use_colour()), "", sep="\n")
+        print(f"{word}, return {total:.0f}", format_board(guesses, colour=use_colour()), "", sep="\n")
     print(line, *lines, sep="\n")
     if options.html:
         print(options.html)

@@ -23,7 +23,7 @@ class Cost:
     For ilql, the FLOPs are those of one pass of a game through all networks.
     """
 
-    preset: Annotated[tyro.conf.Positional[str], arg("PRESET")] = "atari-cnn-ln"
+    preset: Annotated[tyro.conf.Positional[str], arg("[PRESET]")] = "atari-cnn-ln"
     """Preset of the network, batch and replay buffer (`isqn list presets`)."""
     game: Annotated[str | None, arg("GAME", "that of the preset")] = None
     """Atari game, such as Asterix."""

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, is_dataclass
 from dataclasses import fields as dataclass_fields
-from typing import Annotated, Any, NoReturn, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, NoReturn, TypeVar, get_args, get_origin, get_type_hints
 
 import tyro
 from tyro import _errors as tyro_errors  # structured parse errors; private in tyro 1.0, hence its upper bound
@@ -58,7 +58,7 @@ def parse(kind: Any, args: Sequence[str], prog: str, default: Any = None, agent:
     """Return the parsed command line of a command; `agent` is the agent whose settings are flags."""
     settings: dict[str, Any] = {} if default is None else {"default": default}
     description = f"{inspect.getdoc(get_origin(kind) or kind)}\n\n{HELP_ENDING}"
-    _require_values_once(kind, args)
+    _require_values_once(kind, args, prog, may_be_empty=bool(agent))  # --hidden-sizes alone: no hidden layer
     return _parse(kind, args, prog, agent=agent, description=description, **settings)
 
 
@@ -70,19 +70,23 @@ def _parse(kind: Any, args: Sequence[str], prog: str, *, agent: str = "", **sett
         return tyro.cli(kind, args=list(args), prog=prog, **settings)
 
 
-def _require_values_once(kind: Any, args: Sequence[str]) -> None:
-    """Refuse an empty value and a list that is given twice, which tyro accepts."""
-    lists = [name for name, hint in flags(kind).items() if get_origin(hint) is tuple]
+def _require_values_once(kind: Any, args: Sequence[str], prog: str, may_be_empty: bool) -> None:
+    """Refuse an empty value, and a list that is given twice or without values, which tyro accepts."""
+    types = flags(kind)
+    lists = [name for name, hint in types.items() if get_origin(hint) is tuple]
     lists_given: set[str] = set()
-    for before, word in zip(("", *args), args, strict=False):
+    for before, word, after in zip(("", *args), args, (*args[1:], "--"), strict=False):
         name, equals, value = word.partition("=")
         name = name.replace("_", "-")
         if word == "" or (equals and not value and word.startswith("--")):
-            subject = name if equals else before if before.startswith("-") else "An argument"
+            takes_value = before.startswith("-") and types.get(before.replace("_", "-")) is not bool
+            subject = name if equals else before if takes_value else f"An argument of `{prog}`"
             raise UsageError(f"{subject} {EMPTY}")
         if name in lists:
             if name in lists_given:
                 raise UsageError(f"{name} is given twice; give all its values after one {name}.")
+            if not equals and after.startswith("--") and not may_be_empty:
+                raise UsageError(f"{name} needs a value.")
             lists_given.add(name)
 
 
@@ -92,16 +96,25 @@ def _refuse(event: tyro_errors.ParseErrorEvent, kind: Any, args: list[str], prog
         case tyro_errors.UnrecognizedArgs():
             raise UsageError(_describe_unrecognised(event.tokens, kind, args, prog, agent))
         case tyro_errors.InvalidChoice():
-            raise UsageError(f"{_flag_of(event.argument)} is {event.value!r}; {nearest(event.value, event.choices)}")
+            choices = _choices(event.argument.field.type_stripped) or event.choices
+            raise UsageError(f"{_flag_of(event.argument, args)} is {event.value!r}; {nearest(event.value, choices)}")
         case tyro_errors.BadValue():
-            choices = event.argument.lowered.choices or ()
-            raise UsageError(f"{_flag_of(event.argument)} needs a value{': ' * bool(choices)}{', '.join(choices)}.")
+            choices = _choices(event.argument.field.type_stripped)
+            raise UsageError(
+                f"{_flag_of(event.argument, args)} needs a value{': ' * bool(choices)}{', '.join(choices)}."
+            )
         case tyro_errors.InstantiationFailure() if event.argument is not None:
-            raise UsageError(_describe_bad_value(event.argument, event.message))
+            raise UsageError(_describe_bad_value(event.argument, event.message, args))
         case tyro_errors.MissingArgs():
             arguments = [missing.arg for missing in event.missing_arguments]
-            raise UsageError(" ".join(_describe_missing(argument, prog) for argument in arguments[:1]))
+            raise UsageError(" ".join(_describe_missing(argument, prog, args) for argument in arguments[:1]))
     raise UsageError(f"`{prog}` cannot read this command line; `{prog} --help` explains it.")
+
+
+def _choices(hint: Any) -> list[str]:
+    """Return the choices of a type in their order. None is left out, because it means to leave out the flag."""
+    literals = [member for member in (hint, *get_args(hint)) if get_origin(member) is Literal]
+    return [str(choice) for literal in literals for choice in get_args(literal)]
 
 
 def _describe_unrecognised(tokens: list[str], kind: Any, args: list[str], prog: str, agent: str) -> str:
@@ -110,14 +123,16 @@ def _describe_unrecognised(tokens: list[str], kind: Any, args: list[str], prog: 
         foreign = foreign_setting(names[0][2:].replace("-", "_"), agent) if agent else ""
         hint = foreign or nearest(names[0], flags(kind), f"`{prog} --help` lists them.")
         return f"`{prog}` has no flag {names[0]}; {hint}"
-    before = args[args.index(tokens[0]) - 1].replace("_", "-") if tokens[0] in args[1:] else ""
+    joined = [arg.partition("=")[0] for arg in args if arg.startswith("--") and arg.endswith(f"={tokens[0]}")]
+    before = args[args.index(tokens[0]) - 1] if tokens[0] in args[1:] else "".join(joined[:1])
+    before = before.replace("_", "-")
     if flags(kind).get(before) is bool:
         other = f"--{before.removeprefix('--no-')}" if before.startswith("--no-") else f"--no-{before[2:]}"
         return f"{before} takes no value; its opposite is {other}."
     return f"`{prog}` has no place for {tokens[0]!r}; `{prog} --help` explains it."
 
 
-def _describe_bad_value(argument: Any, message: str) -> str:
+def _describe_bad_value(argument: Any, message: str, args: list[str]) -> str:
     """Return the message for a value of the wrong type, which the message of its parser contains in quotes."""
     hint = argument.field.type_stripped
     kinds = (hint, *get_args(hint))
@@ -127,19 +142,23 @@ def _describe_bad_value(argument: Any, message: str) -> str:
                 try:
                     kind(value)
                 except ValueError:
-                    return f"{_flag_of(argument)} is {value!r}; it must be {words}."
-    return f"{_flag_of(argument)} cannot be read: {message.rstrip('.')}."
+                    return f"{_flag_of(argument, args)} is {value!r}; it must be {words}."
+    return f"{_flag_of(argument, args)} cannot be read: {message.rstrip('.')}."
 
 
-def _describe_missing(argument: Any, prog: str) -> str:
+def _describe_missing(argument: Any, prog: str, args: list[str]) -> str:
     if argument.is_positional():
         return f"`{prog}` needs an argument: {argument.field.extern_name.replace('_', '-').upper()}."
-    return f"`{prog}` needs {_flag_of(argument)}."
+    return f"`{prog}` needs {_flag_of(argument, args)}."
 
 
-def _flag_of(argument: Any) -> str:
-    names = argument.lowered.name_or_flags
-    return str(max(names, key=len)) if names else argument.field.extern_name.replace("_", "-").upper()
+def _flag_of(argument: Any, args: list[str]) -> str:
+    """Return the flag of an argument; if it has several names, the one that was given."""
+    names = [str(name).replace("_", "-") for name in argument.lowered.name_or_flags]
+    given = {word.partition("=")[0].replace("_", "-") for word in args}
+    if not names:
+        return str(argument.field.extern_name.replace("_", "-").upper())
+    return max([name for name in names if name in given] or names, key=len)
 
 
 def flags(kind: Any) -> dict[str, Any]:

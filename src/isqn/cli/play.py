@@ -40,17 +40,16 @@ class Play:
 def run(args: Sequence[str]) -> int:
     options = parse(Play, args, "isqn play")
     from isqn.language import play, training
-    from isqn.language.game import require_word, row
+    from isqn.language.game import format_guess, require_word
 
     word = require_word(options.word.lower())
     require_at_least_one("top", options.top)
     require_seed(options.seed)
     require_beta(options.beta)
     config, state, step = training.load_writer(options.run_dir, options.which, options.acting_rule, options.beta)
-    words = play.words_of(config)
-    games, turns = play.explain(config, state, word, options.top, options.seed)
+    words = play.load_word_list(config)
+    games, turns = play.trace_game(config, state, word, options.top, options.seed)
     if options.json:
-        rows = [{**turn._asdict(), "thoughts": [thought._asdict() for thought in turn.thoughts]} for turn in turns]
         print(
             json.dumps(
                 {
@@ -61,7 +60,7 @@ def run(args: Sequence[str]) -> int:
                     "word": word,
                     "listed": word in words,
                     "solved": bool(games.solved[0]),
-                    "turns": rows,
+                    "turns": [turn.as_json() for turn in turns],
                 }
             )
         )
@@ -70,9 +69,10 @@ def run(args: Sequence[str]) -> int:
     known = "" if word in words else f"; {word} is not among the {len(words)} words it knows, such as {some}"
     print(f"{config.label} at step {step:,}, beta {config.inverse_temperature:g}{known}")
     for number, turn in enumerate(turns, start=1):
-        print(f"\n{number}. {row(turn.guess, turn.told, colour=use_colour())}   V {turn.value:.2f}")
+        print(f"\n{number}. {format_guess(turn.guess, turn.colours, colour=use_colour())}   V {turn.value:.2f}")
         shown: list[tuple[str, ...]] = [
-            (t.word, f"{100 * t.chosen:.2g} %", f"{100 * t.cloned:.2g} %", f"{t.value:.2f}") for t in turn.thoughts
+            (c.word, f"{100 * c.probability:.2g} %", f"{100 * c.policy_probability:.2g} %", f"{c.value:.2f}")
+            for c in turn.candidates
         ]
         print(*(f"   {line}" for line in table(("word", "chosen", "policy", "Q"), shown)), sep="\n")
     print(f"\n{word}: found with guess {len(turns)}" if games.solved[0] else f"\n{word}: not found")

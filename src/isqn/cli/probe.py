@@ -23,7 +23,7 @@ class Probe:
 
     run_dir: Annotated[tyro.conf.Positional[Path], arg("RUN_DIR")]
     """Run folder."""
-    metric: Annotated[tuple[str, ...], arg("METRIC", "all that the agent has")] = ()
+    metric: Annotated[tuple[str, ...], arg("METRIC ...", "all that the agent has")] = ()
     """Metrics: effective-rank, dormant, target-churn, gradient-cosine, head-cosine, batch-norm."""
     which: Literal["last", "best"] = "last"
     """Checkpoint: the newest, or the one after the best epoch."""

@@ -23,13 +23,13 @@ class Report:
     """Folder of a study, or any folder with runs in it."""
     out: Annotated[Path | None, arg("PATH", "FOLDER/report", ["-o"])] = None
     """Output folder."""
-    baseline: Annotated[str | None, arg("METHOD", "the target-based method")] = None
+    baseline: Annotated[str | None, arg("METHOD", "that of the study, or a target-based method")] = None
     """Baseline, the method whose score is 1, such as TB-DQN."""
     missing: Literal["fail", "drop", "truncate"] = "fail"
     """Missing or unfinished runs: refuse them, drop their seeds, or truncate all runs to the shortest."""
     pool_protocols: bool = False
     """Compare runs of different protocols."""
-    figure: Annotated[tuple[str, ...], arg("FIGURE", "all")] = ()
+    figure: Annotated[tuple[str, ...], arg("FIGURE ...", "all")] = ()
     """Figures to write as files, such as auc or curves; the page always has all of them."""
     watch: bool = False
     """Update the page regularly while runs are training."""
@@ -58,7 +58,7 @@ def run(args: Sequence[str]) -> int:
         print(json.dumps({"title": made.title, "notes": made.notes, "result": result, "page": page}))
         return 0
     print(*table(headline.columns, list(headline.rows)), sep="\n")
-    for note in made.notes:
-        print(note)
+    for sentence in (*made.findings, *made.notes):
+        print(sentence)
     print(out / "index.html")
     return 0

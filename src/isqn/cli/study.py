@@ -17,6 +17,7 @@ from isqn.agents.registry import find_agent
 from isqn.cli import report
 from isqn.cli.parse import arg, parse
 from isqn.cli.tables import table
+from isqn.imports import IMPORTED
 from isqn.study.worker import SEEDS_PER_JOB
 from isqn.train.record import slug
 from isqn.types import UserError
@@ -32,9 +33,9 @@ class StudyRun:
     """Size of the study: that of the paper (paper), or small enough for two cores (mini)."""
     out: Annotated[Path | None, arg("PATH", "studies/NAME-SCALE")] = None
     """Folder of the study."""
-    tasks: Annotated[tuple[str, ...], arg("ENV_ID", "all of the study")] = ()
+    tasks: Annotated[tuple[str, ...], arg("ENV_ID ...", "all of the study")] = ()
     """Environments to train in."""
-    seeds: Annotated[tuple[int, ...], arg("INT", "those of the study")] = ()
+    seeds: Annotated[tuple[int, ...], arg("INT ...", "those of the study")] = ()
     """Seeds to train."""
     engine: Literal["local", "ray", "slurm"] = "local"
     """Where the jobs run: in processes of this machine, on Ray, or on SLURM."""
@@ -50,7 +51,7 @@ class StudyRun:
     """Number of hosts per ILQL run, with --engine ray or slurm."""
     cluster: Literal["slurm", "local"] = "slurm"
     """Cluster of the SLURM engine; local runs its jobs on this machine, without SLURM, as a test."""
-    slurm: Annotated[tuple[str, ...], arg("KEY=VALUE")] = ()
+    slurm: Annotated[tuple[str, ...], arg("KEY=VALUE ...")] = ()
     """Settings of submitit, such as slurm_partition=cpu timeout_min=600."""
     dry_run: bool = False
     """Do not train; list the runs with their parameters, memory and time."""
@@ -64,6 +65,7 @@ class StudyRun:
 
 def run(args: Sequence[str]) -> int:
     options = parse(StudyRun, args, "isqn study")
+    imported = list(IMPORTED)  # by --import, which the workers need too
     from isqn.study.catalogue import find_study
     from isqn.study.grid import read_study, to_toml
 
@@ -76,7 +78,7 @@ def run(args: Sequence[str]) -> int:
         raise UserError(f"{options.name} is a folder; `isqn study {file} --out {options.name}` goes on with its study.")
     else:
         study = find_study(options.name, options.scale or "mini")
-    study = study.only(options.tasks, options.seeds)
+    study = study.only(options.tasks, options.seeds).with_imports(imported)
     if options.show:
         print(to_toml(study), end="")
         return 0

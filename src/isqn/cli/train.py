@@ -96,7 +96,7 @@ def _list_agents() -> int:
 def _base_config(args: Sequence[str], agent: str | None) -> tuple[Run, str]:
     """Return the config that the flags change, and the name of its source: a file, a preset, or the environment."""
     base = parse_some(Base, args, f"isqn train {agent or 'dqn'}")
-    import_all([module_of(base.env_id)] if module_of(base.env_id) else [])
+    import_all([module_of(base.env_id)] if module_of(base.env_id) else [], f"--env-id {base.env_id}")
     if base.config_file:
         if base.preset:
             raise UsageError("--config and --preset both say where to start from; give one of them.")

@@ -83,6 +83,9 @@ MAY_CHANGE = Mark("may change between a stop and a resume")
 PLACE = Mark("path that a run reads; it may change too, because checkpoints have a digest of its contents")
 
 
+NONE_OR_NUMBER = tyro.conf.arg(metavar="None|FLOAT")  # tyro's own words are {None}|FLOAT
+
+
 def alias(*names: str) -> Any:
     """Return an annotation that gives a flag more names: `alias("k")` adds `--k`."""
     return tyro.conf.arg(aliases=[f"--{name}" for name in names])
@@ -224,12 +227,17 @@ def nearest(name: str, known: Iterable[str], otherwise: str = "") -> str:
 
 
 def nearest_setting(name: str, kind: type, known: Iterable[str], otherwise: str) -> str:
-    """Return the same for a setting, which may be given by an alias, such as `k`."""
+    """Return the same for a setting, which may be given by an alias: `k` for `num_bellman_iterations`."""
+    setting = aliased_setting(name, kind)
+    return f"did you mean {setting}?" if setting else nearest(name, known, otherwise)
+
+
+def aliased_setting(name: str, kind: type) -> str:
+    """Return the setting that has an alias: `num_bellman_iterations` for `k`; "" if none has."""
     for setting, rules in _annotations(kind).items():
-        for rule in rules:
-            if flag(name) in (getattr(rule, "aliases", None) or ()):
-                return f"did you mean {setting}?"
-    return nearest(name, known, otherwise)
+        if any(flag(name) in (getattr(rule, "aliases", None) or ()) for rule in rules):
+            return setting
+    return ""
 
 
 def nearest_path(path: Path) -> str:

@@ -1,9 +1,11 @@
-"""Games of Wordle as one page, as people know them: rows of coloured squares."""
+"""Wordle boards as an HTML page: rows of coloured squares."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from html import escape
+
+from isqn.language.game import Guess
 
 STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 68rem; padding: 0 1rem; color: #1a1a1b;
@@ -19,31 +21,31 @@ figure { margin: 0; } figcaption { font-size: .85rem; color: #555; margin-top: .
 @media (prefers-color-scheme: dark) {
   body { background: #121213; color: #eee; } p, figcaption { color: #aaa; } .b { background: #3a3a3c; } }
 """
-NAMES = {"g": "right", "y": "elsewhere", "b": "not in the word"}
+TITLES = {"g": "right", "y": "elsewhere", "b": "not in the word"}
 
 
-def page(title: str, told: list[str], games: Iterable[tuple[str, list[tuple[str, str | None]]]]) -> str:
-    """What is told of all games; and each, with the word that was looked for and the guesses with their colours."""
-    figures = "\n".join(_figure(word, guesses) for word, guesses in games)
+def render_page(title: str, lines: list[str], games: Iterable[tuple[str, list[Guess]]]) -> str:
+    """Return a page with lines about all games, and for each game its hidden word and its board."""
+    figures = "\n".join(_render_board(word, guesses) for word, guesses in games)
     head = f"<title>{escape(title)}</title><style>{STYLE}</style>"
     meta = '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
-    lines = "<br>".join(map(escape, told))
-    body = f"<h1>{escape(title)}</h1><p>{lines}</p><main>\n{figures}\n</main>"
+    about = "<br>".join(map(escape, lines))
+    body = f"<h1>{escape(title)}</h1><p>{about}</p><main>\n{figures}\n</main>"
     return f'<!doctype html><html lang="en"><head>{meta}{head}</head><body>{body}</body></html>\n'
 
 
-def _figure(word: str, guesses: list[tuple[str, str | None]]) -> str:
-    rows = "".join(_row(guess, told) for guess, told in guesses)
-    solved = bool(guesses) and guesses[-1][0] == word
-    caption = f"{word}: found with guess {len(guesses)}" if solved else f"{word}: not found"
+def _render_board(word: str, guesses: list[Guess]) -> str:
+    rows = "".join(_render_guess(guess, row) for guess, row in guesses)
+    is_solved = bool(guesses) and guesses[-1][0] == word
+    caption = f"{word}: found with guess {len(guesses)}" if is_solved else f"{word}: not found"
     return f"<figure>{rows}<figcaption>{escape(caption)}</figcaption></figure>"
 
 
-def _row(guess: str, told: str | None) -> str:
-    if told is None:
+def _render_guess(guess: str, row: str | None) -> str:
+    if row is None:
         return f'<div class="row none">{escape(guess) or "nothing"}: no word</div>'
     squares = "".join(
-        f'<span class="{colour}" title="{escape(letter)}: {NAMES[colour]}">{escape(letter)}</span>'
-        for letter, colour in zip(guess, told, strict=True)
+        f'<span class="{colour}" title="{escape(letter)}: {TITLES[colour]}">{escape(letter)}</span>'
+        for letter, colour in zip(guess, row, strict=True)
     )
     return f'<div class="row">{squares}</div>'

@@ -1,7 +1,7 @@
-"""Players of Wordle that follow a rule: what `isqn eval` compares an agent with, and what datasets are made of.
+"""Scripted Wordle players: baselines of `isqn eval`, and the source of simulated games.
 
-A player sees which words of the list are still possible in each game, (games, words), and what was guessed in it,
-(games, turns), and names a word for each.
+A player is a function of the words of the list that are still possible in each game, (games, words), and of the earlier
+guesses, (games, turns); it returns the next guess of each game, as an index into the list.
 """
 
 from __future__ import annotations
@@ -12,84 +12,88 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from isqn.language.game import SOLVED, TRIES
+from isqn.language.game import MAX_GUESSES, SOLVED
 
 Array = NDArray[Any]
 Player = Callable[[Array, Array, np.random.Generator], Array]
 
 
-def at_random(possible: Array, guessed: Array, rng: np.random.Generator) -> Array:
-    """Any word of the list."""
+def guess_any(possible: Array, guesses: Array, rng: np.random.Generator) -> Array:
+    """Guess any word of the list."""
     return rng.integers(possible.shape[1], size=len(possible))
 
 
-def consistent(possible: Array, guessed: Array, rng: np.random.Generator) -> Array:
-    """Any word that is still possible."""
+def guess_consistent(possible: Array, guesses: Array, rng: np.random.Generator) -> Array:
+    """Guess any word that agrees with all colours so far."""
     return np.argmax(possible * (1 - rng.random(possible.shape)), axis=1)
 
 
-def repeating(possible: Array, guessed: Array, rng: np.random.Generator) -> Array:
-    """What was guessed first, again and again; at first any word."""
-    return guessed[:, 0] if guessed.shape[1] else at_random(possible, guessed, rng)
+def repeat_first(possible: Array, guesses: Array, rng: np.random.Generator) -> Array:
+    """Repeat the first guess, which is any word."""
+    return guesses[:, 0] if guesses.shape[1] else guess_any(possible, guesses, rng)
 
 
-def mixture(share: float, often: Player, else_: Player) -> Player:
-    """One player in this share of all guesses, and another one in the rest."""
+def mix_players(share: float, player: Player, other: Player) -> Player:
+    """Return a player whose guesses are those of `player` with probability `share`, else those of `other`."""
 
-    def play(possible: Array, guessed: Array, rng: np.random.Generator) -> Array:
-        chosen = rng.random(len(possible)) < share
-        return np.where(chosen, often(possible, guessed, rng), else_(possible, guessed, rng))
+    def guess(possible: Array, guesses: Array, rng: np.random.Generator) -> Array:
+        is_first = rng.random(len(possible)) < share
+        return np.where(is_first, player(possible, guesses, rng), other(possible, guesses, rng))
 
-    return play
+    return guess
 
 
-def informed(patterns: Array) -> Player:
-    """The possible word whose colours tell most on average; ties are drawn."""
-    best: dict[bytes, Array] = {}
+def make_informed(table: Array) -> Player:
+    """Return a player that guesses the consistent word with the most information; ties are drawn.
 
-    def of(possible: Array) -> Array:
+    `table` is the colour code of every guess for every word. The information of a guess is the entropy of its colours
+    over the words that are still possible.
+    """
+    best_words: dict[bytes, Array] = {}
+
+    def find_best(possible: Array) -> Array:
         words = np.flatnonzero(possible)
-        among = patterns[np.ix_(words, words)].astype(int)
-        told = np.zeros(len(words))
-        for guess, row in enumerate(among):
+        codes = table[np.ix_(words, words)].astype(int)
+        information = np.zeros(len(words))
+        for guess, row in enumerate(codes):
             sizes = np.bincount(row)
             sizes = sizes[sizes > 0]
-            told[guess] = -(sizes * np.log(sizes)).sum()
-        return words[np.isclose(told, told.max())]
+            information[guess] = -(sizes * np.log(sizes)).sum()
+        return words[np.isclose(information, information.max())]
 
-    def play(possible: Array, guessed: Array, rng: np.random.Generator) -> Array:
+    def guess(possible: Array, guesses: Array, rng: np.random.Generator) -> Array:
         keys = [row.tobytes() for row in np.packbits(possible, axis=1)]
         for key, row in zip(keys, possible, strict=True):
-            if key not in best:
-                best[key] = of(row)
-        return np.array([rng.choice(best[key]) for key in keys])
+            if key not in best_words:
+                best_words[key] = find_best(row)
+        return np.array([rng.choice(best_words[key]) for key in keys])
 
-    return play
+    return guess
 
 
 class Trajectories(NamedTuple):
-    """Games as words of a list."""
+    """Games as indices of words in a list."""
 
     hidden: Array  # (games,)
-    guesses: Array  # (games, 6), -1 behind the last
+    guesses: Array  # (games, 6), -1 after the last guess
 
     @property
     def returns(self) -> Array:
         return -((self.guesses >= 0) & (self.guesses != self.hidden[:, None])).sum(axis=1)
 
 
-def play(player: Player, patterns: Array, hidden: Array, rng: np.random.Generator) -> Trajectories:
-    """Games for hidden words of a list with a table of colours."""
+def play_games(player: Player, table: Array, hidden: Array, rng: np.random.Generator) -> Trajectories:
+    """Play a game for each hidden word, an index into a list with a table of colours."""
     count = len(hidden)
-    possible = np.ones((count, patterns.shape[1]), bool)
-    guesses = np.full((count, TRIES), -1)
-    going = np.arange(count)
-    for turn in range(TRIES):
-        chosen = player(possible[going], guesses[going, :turn], rng)
-        guesses[going, turn] = chosen
-        told = patterns[chosen, hidden[going]]
-        possible[going] &= patterns[chosen] == told[:, None]
-        going = going[told != SOLVED]
-        if not len(going):
+    possible = np.ones((count, table.shape[1]), bool)
+    guesses = np.full((count, MAX_GUESSES), -1)
+    playing = np.arange(count)
+    for turn in range(MAX_GUESSES):
+        chosen = player(possible[playing], guesses[playing, :turn], rng)
+        guesses[playing, turn] = chosen
+        codes = table[chosen, hidden[playing]]
+        possible[playing] &= table[chosen] == codes[:, None]
+        playing = playing[codes != SOLVED]
+        if not len(playing):
             break
     return Trajectories(hidden, guesses)

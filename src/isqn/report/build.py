@@ -98,6 +98,7 @@ def build(collected: CollectedRuns, options: Options, *, watching: bool = False)
         figures=tuple(figures),
         tables=tuple(others),
         configs=_configs(collected),
+        findings=tables.findings(collected, comparison) if comparison else (),
     )
     return report, comparison
 

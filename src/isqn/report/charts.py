@@ -124,6 +124,7 @@ class Report:
     figures: tuple[Figure, ...]
     tables: tuple[Table, ...] = ()
     configs: Mapping[str, str] = field(default_factory=dict)  # name of a run -> its config.toml
+    findings: tuple[str, ...] = ()  # the headline in words
 
     @property
     def labels(self) -> list[str]:

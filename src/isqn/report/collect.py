@@ -150,7 +150,7 @@ def collect(folder: Path, baseline: str | None = None) -> CollectedRuns:
         hint = nearest_path(folder) or "; give that of a study, or one with runs in it."
         raise UserError(f"{folder} is not a folder{hint}")
     if (folder / "study.toml").is_file():
-        study = read_study(folder / "study.toml")
+        study = read_study(folder / "study.toml", import_code=False)
         runs = tuple(_read_study_runs(folder, study))
         collected = CollectedRuns(study.name, baseline or study.baseline, study.cells, study.seeds, runs, study, folder)
     else:

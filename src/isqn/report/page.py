@@ -57,6 +57,7 @@ def render(report: Report, *, refresh_seconds: int | None = None) -> str:
 <p class="question">{escape(report.question)}</p>
 {_notes(report.notes)}
 {_table(report.headline, "headline")}
+{_findings(report.findings)}
 <section>
 {_toggles(report, styles)}
 {"".join(_figure(figure, styles) for figure in report.figures)}
@@ -86,6 +87,11 @@ def _read_resource(name: str) -> str:
 
 def _sha256(text: str) -> str:
     return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def _findings(findings: Iterable[str]) -> str:
+    items = "".join(f"<li>{escape(finding)}</li>" for finding in findings)
+    return f'<ul class="findings">{items}</ul>' if items else ""
 
 
 def _notes(notes: Iterable[str]) -> str:

@@ -53,6 +53,30 @@ def headline(collected: CollectedRuns, comparison: Comparison) -> Table:
     return Table("Result", (*columns, "parameters kept"), tuple(rows), caption)
 
 
+def findings(collected: CollectedRuns, comparison: Comparison) -> tuple[str, ...]:
+    """Return the headline in words: the score of each method beside its baseline, and the verdict."""
+    baselines = {panel: cells[collected.baseline] for panel, cells in collected.panels.items()}
+    return tuple(
+        sentence
+        for method, cell in collected.methods.items()
+        if (sentence := _finding(cell, baselines[cell.panel], comparison.aucs[method]))
+    )
+
+
+def _finding(cell: Cell, baseline: Cell, auc: stats.Interval) -> str:
+    if cell.method == baseline.method:
+        return ""
+    point, low, high = (float(value) for value in auc)
+    own, reference = size(cell), size(baseline)
+    share = own.kept_parameters / reference.kept_parameters if own and reference else math.nan
+    kept = f", with {share:.2f} of its parameters" if math.isfinite(share) else ""
+    interval = f" [{low:.2f}, {high:.2f}]" if math.isfinite(low) else ""
+    verdict = "no difference can be seen"
+    if math.isfinite(low) and not low <= 1 <= high:
+        verdict = "better" if low > 1 else "worse"
+    return f"{cell.method} scores {point:.2f}{interval} of {baseline.method}{kept}: {verdict}."
+
+
 def returns_by_task(collected: CollectedRuns) -> Table:
     rows = [
         (method, *(mean_return(collected, task, method) for task in collected.tasks)) for method in collected.methods

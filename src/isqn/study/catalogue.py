@@ -1,11 +1,14 @@
 """The paper's figures as studies, at two scales.
 
-`paper` is the paper's grid. `mini` asks the same question at a size that two cores answer. Its settings were chosen on
-other seeds than it runs on, from the same grid for TB, TF and iS (results/tuning-*.toml and .csv): for each environment
-the learning rate with the best mean return of the three, each at its best period, and at that rate the best period for
-TB and for iS. On classic control these are means without and with LayerNorm, and iS is the mean of K = 1 and 3; on
-MinAtar they are without LayerNorm, and iS has K = 3. Lengths were set beforehand.
-Where the paper does not name its games or values, the choice is ours, and docs/deviations.md says so.
+`paper` is the paper's grid. `mini` asks the same question at a size for two cores.
+
+The settings of `mini` were tuned on other seeds than it runs on, over the same grid for TB, TF and iS
+(results/tuning-*.toml and .csv). For each environment, the learning rate is the one with the best mean return over the
+three methods, each at its best period; then TB and iS take their best period at that rate. On classic control, returns
+are averaged over runs with and without LayerNorm, and iS over K = 1 and 3. On MinAtar there is no LayerNorm, and iS has
+K = 3. Run lengths were fixed beforehand.
+
+Where the paper does not name its games or values, the choice is ours; docs/deviations.md lists these choices.
 """
 
 from __future__ import annotations
@@ -13,9 +16,10 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any
 
+from isqn.config.fields import nearest
 from isqn.envs.scores import ATARI_15, BATCH_NORM_5, DMC_HARD_7, IMPALA_10, META_3, OFFLINE_10, STREAMING_7
-from isqn.experiments.config import nearest, slug
 from isqn.study.grid import Study
+from isqn.train.record import slug
 from isqn.types import UserError
 
 Table = dict[str, Any]
@@ -34,12 +38,12 @@ def games(*names: str) -> tuple[Table, ...]:
 
 
 def control(*names: str) -> tuple[Table, ...]:
-    """Tasks of dm_control, whose returns are between 0 and 1,000 and need no other scale."""
+    """Return tasks of dm_control. Their returns are between 0 and 1,000, which also scales them."""
     scale = {"random_score": 0.0, "reference_score": 1_000.0}
     return tuple({"env_id": f"dm_control/{name}-v0", **scale} for name in names)
 
 
-WORDLE: Table = {"env_id": "isqn/Wordle-v0", "random_score": -6.0, "reference_score": 0.0}  # the worst, the best
+WORDLE: Table = {"env_id": "isqn/Wordle-v0", "random_score": -6.0, "reference_score": 0.0}  # worst and best return
 PAPER_METHODS = (TB, TF, iterated(1, 3, 9, 49))
 APPENDIX_D: Table = {"preset": "atari-cnn-ln", "total_timesteps": 10_000_000}  # 40M frames
 PERIODS: Table = {"target_update_period": [2_000, 4_000, 8_000, 16_000, 32_000]}
@@ -47,7 +51,7 @@ WIDTHS: Table = {"width_factor": [0.5, 1.0, 2.0]}
 TYPES: Table = {"compute_dtype": ["float32", "bfloat16"]}
 
 MINI_METHODS = (TB, TF, iterated(1, 3, 9))
-FRESH = tuple(range(10, 15))
+NEW_SEEDS = tuple(range(10, 15))  # seeds 0 to 2 were used for tuning
 CLASSIC: tuple[Table, ...] = (
     {
         "env_id": "Acrobot-v1",
@@ -85,26 +89,32 @@ MINI_PERIODS: Table = {"target_update_period": [40, 100, 200, 400, 1_000]}
 
 QUESTIONS = {
     "online-ln": (
-        "With LayerNorm, what does removing the target network cost, and do K linear heads win it back?",
+        "With LayerNorm, how much does removing the target network cost, and do K linear heads recover it?",
         "Figure 3; appendix F.1",
     ),
     "online-plain": (
-        "Without normalisation, what does removing the target network cost, and do K linear heads win it back?",
+        "Without normalisation, how much does removing the target network cost, and do K linear heads recover it?",
         "Figure 4, middle and right; appendix F.3",
     ),
-    "online-impala": ("Does a richer torso carry more heads?", "Figure 4, left; appendix F.2"),
-    "online-batchnorm": ("Does BatchNorm help or harm, with a target network and without?", "appendix F.3, right"),
-    "offline": ("Does it hold on a fixed dataset?", "Figure 5; appendix F.4"),
-    "continuous": ("Does it hold for actor-critic learning of continuous control?", "Figure 6; appendix F.5"),
-    "language": ("Does it hold for a language model?", "Figure 7"),
-    "streaming": ("Does it hold without a replay?", "Figure 8"),
-    "mellowmax": ("Does it hold for another operator than the maximum?", "appendix D.1"),
+    "online-impala": ("Do more heads help with a larger torso?", "Figure 4, left; appendix F.2"),
+    "online-batchnorm": ("Does BatchNorm help or harm, with and without a target network?", "appendix F.3, right"),
+    "offline": ("Do the heads close the gap in offline learning from a fixed dataset?", "Figure 5; appendix F.4"),
+    "continuous": (
+        "Do the heads close the gap in actor-critic learning of continuous control?",
+        "Figure 6; appendix F.5",
+    ),
+    "language": ("Do the heads close the gap for a language model?", "Figure 7"),
+    "streaming": ("Do the heads help in streaming learning, without a replay buffer?", "Figure 8"),
+    "mellowmax": ("Do the heads close the gap with MellowMax in place of the maximum?", "appendix D.1"),
     "ablation-period": ("How much does the target update period T matter?", "appendix D.2"),
-    "ablation-heads": ("How much do the number of heads and the width of the features matter?", "appendix D.3"),
-    "meta": ("Which Bellman updates matter, if their weights are learned?", "appendix D.4"),
-    "mixed-precision": ("Does it hold in half the precision?", "appendix D.5"),
-    "analysis": ("Why does it work: gradients, target churn, rank of the features, dormant units?", "Figure 9"),
-    "training-time": ("What does an update cost?", "appendix B"),
+    "ablation-heads": (
+        "How much do the number of heads and the width of the last hidden layer matter?",
+        "appendix D.3",
+    ),
+    "meta": ("Which Bellman updates get the largest weights, if the weights are learned?", "appendix D.4"),
+    "mixed-precision": ("Do the heads close the gap in half precision?", "appendix D.5"),
+    "analysis": ("Why do the heads help: gradients, target churn, feature rank, dormant units?", "Figure 9"),
+    "training-time": ("How long does an update take?", "appendix B"),
 }
 
 
@@ -118,7 +128,7 @@ PAPER: dict[str, Table] = {
         "settings": {"preset": "atari-cnn"},
         "baseline": "TB-DQN, no BN",
     },
-    # datasets are made of files that everybody has, by `isqn data convert --subset first --fraction 0.1`
+    # datasets come from public logs, by `isqn data convert --subset first --fraction 0.1`
     "offline": {
         "agent": "cql",
         "tasks": tuple(
@@ -128,7 +138,7 @@ PAPER: dict[str, Table] = {
         "methods": (TB, TF, iterated(1, 9), {"scheme": "ensemble-shared", "num_bellman_iterations": 5}),
         "settings": {"preset": "atari-cql", "analysis": True},
         "baseline": "TB-CQL",
-        "seeds": tuple(range(1, 6)),  # as the runs of the dataset are counted
+        "seeds": tuple(range(1, 6)),  # the runs of the public logs are numbered from 1
     },
     "continuous": {
         "agent": "sac",
@@ -202,11 +212,11 @@ PAPER: dict[str, Table] = {
     },
 }
 
-# What differs from the paper's grid.
+# Fields that differ from the paper's grid.
 MINI: dict[str, Table] = {
     "online-ln": {"tasks": (*CLASSIC, *MINATAR), "methods": MINI_METHODS, "settings": NORMALISED},
     "online-plain": {"tasks": (*CLASSIC, *MINATAR), "methods": MINI_METHODS, "settings": {}},
-    # a richer torso: twice the width of the other studies
+    # a larger torso: twice the width of the other studies
     "online-impala": {
         "tasks": CLASSIC,
         "methods": (TB, TF, iterated(1, 9, 49)),
@@ -217,8 +227,8 @@ MINI: dict[str, Table] = {
         "methods": tuple({**method, "batch_norm": [False, True]} for method in (TB, TF, iterated(9))),
         "settings": {},
     },
-    # each dataset is the first 10 % of 50 parts of what TB-DQN played while it learned, as in the paper; 1 is its mean
-    # return meanwhile, because what is learned offline may hardly beat random play
+    # As in the paper, a dataset is the first 10 % of each of 50 parts of a TB-DQN run's steps. A score of 1 is the mean
+    # return of that run during training, because offline agents may hardly beat random play.
     "offline": {
         "tasks": tuple(
             {"env_id": task["env_id"], "dataset": f"data/{slug(task['env_id'])}", "reference_score": score}
@@ -233,21 +243,21 @@ MINI: dict[str, Table] = {
             "fraction": 0.1,
             "checkpoints": 50,
         },
-        "seeds": FRESH,
+        "seeds": NEW_SEEDS,
     },
-    # nothing was tuned: the settings are the paper's, with a small critic
+    # not tuned: the paper's settings, with a small critic
     "continuous": {
         "tasks": control("cartpole-swingup", "walker-walk"),
         "settings": {"preset": "dmc-small", "analysis": True},
-        "seeds": FRESH,
+        "seeds": NEW_SEEDS,
     },
-    # tau is the best of 0.005 to 0.3 for TB and for iS
+    # tau is the best of 0.005 to 0.3, for TB and for iS each
     "language": {
         "tasks": ({**WORDLE, "target-based": {"target_step_size": 0.3}},),
         "settings": {"preset": "wordle-mini"},
-        "seeds": FRESH,
+        "seeds": NEW_SEEDS,
     },
-    # nothing was tuned: the settings are the paper's and those of the code of Stream Q on MinAtar
+    # not tuned: the settings of the paper, and of the code of Stream Q on MinAtar
     "streaming": {
         "tasks": tuple({"env_id": task["env_id"]} for task in MINATAR),
         "settings": {"preset": "minatar-stream"},
@@ -267,11 +277,11 @@ MINI: dict[str, Table] = {
         "baseline": "TB-DQN, T=200",
     },
     "ablation-heads": {
-        "tasks": CLASSIC[:1],  # CartPole has no gap that heads could close
+        "tasks": CLASSIC[:1],  # on CartPole there is no gap to close
         "settings": NORMALISED,
     },
     "meta": {
-        # the weights learn as fast as the network, as in the authors' code
+        # the learning rate of the weights is the network's, as in the authors' code
         "tasks": tuple({**task, "meta_learning_rate": task["learning_rate"]} for task in CLASSIC),
         "settings": NORMALISED,
     },
@@ -280,7 +290,7 @@ MINI: dict[str, Table] = {
         "tasks": (CLASSIC[0], {**MINATAR[1], "total_timesteps": 250_000, "epoch_steps": 12_500}),
         "settings": {**NORMALISED, "analysis": True, "log_period_steps": 5_000},
     },
-    # the paper's setting, long enough to measure its speed
+    # the paper's setting, just long enough to measure its speed
     "training-time": {
         "settings": {
             "preset": "atari-cnn-ln",
@@ -296,23 +306,24 @@ MINI: dict[str, Table] = {
 
 
 def find_study(name: str, scale: str) -> Study:
+    """Return a study of the paper by its name."""
     if name not in QUESTIONS:
         raise UserError(f"There is no study {name!r}; {nearest(name, QUESTIONS)} A study of your own is a .toml file.")
     fields = PAPER[name] | (MINI[name] if scale == "mini" else {})
     question, paper = QUESTIONS[name]
-    defaults: Table = {"baseline": "TB-DQN", "seeds": FRESH if scale == "mini" else tuple(range(5))}
+    defaults: Table = {"baseline": "TB-DQN", "seeds": NEW_SEEDS if scale == "mini" else tuple(range(5))}
     return Study(name=name, question=question, paper=paper, scale=scale, **defaults | fields)
 
 
 def command(study: Study) -> str:
-    """That trains it: by its name if it is one of these, maybe with some of its tasks or other seeds."""
+    """Return the command that trains a study: by its name if it is one of the paper's, or a part of one."""
     if study.name in QUESTIONS:
         known = find_study(study.name, study.scale)
         tasks = [task["env_id"] for task in study.tasks if len(study.tasks) < len(known.tasks)]
         seeds = [str(seed) for seed in study.seeds if study.seeds != known.seeds]
         words = [*(["--tasks", *tasks] if tasks else []), *(["--seeds", *seeds] if seeds else [])]
-        with suppress(UserError):  # a task that it does not have
+        with suppress(UserError):  # a task that the known study does not have
             if known.only(tuple(tasks), study.seeds) == study:
-                out = ["--out", "FOLDER"] if words else []  # a part goes into a folder of its own
+                out = ["--out", "FOLDER"] if words else []  # a part needs its own folder
                 return " ".join(["isqn study", study.name, "--scale", study.scale, *words, *out])
     return "isqn study study.toml"  # the file that the report shows

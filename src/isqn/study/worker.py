@@ -1,7 +1,7 @@
-"""One job of a study, in a process of its own: `python -m isqn.study.worker JOB.toml METHOD_DIR [IMPORT ...]`.
+"""Train one job of a study in a process of its own: `python -m isqn.study.worker JOB.toml METHOD_DIR [IMPORT ...]`.
 
-It finds out by itself what is left to do, so that an engine may start it again after anything. Its exit codes are those
-of `isqn train`. It ends with its parent: when the pipe at its standard input closes, it saves and stops.
+The worker finds out by itself what is left to do, so an engine may start it again after any failure. Its exit codes are
+those of `isqn train`. It ends with its parent: when the pipe at its standard input closes, it saves and stops.
 """
 
 from __future__ import annotations
@@ -14,19 +14,20 @@ import time
 import traceback
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
-from isqn.experiments.config import Config, read_toml, seed_dir
-from isqn.study.grid import import_all
+from isqn.agents.registry import read_config_file
+from isqn.exits import DONE, FAILED, INTERRUPTED
+from isqn.imports import import_all
+from isqn.train.record import seed_dir
 from isqn.types import Interrupted, UserError
 
-DONE, FAILED = 0, 1
-INTERRUPTED = 75  # EX_TEMPFAIL: saved, can be resumed; schedulers may requeue on it
 WAIT_SECONDS = 5.0
-SEEDS_PER_JOB = 5  # in one compiled program; beyond this a core does no more work a second
+SEEDS_PER_JOB = 5  # in one compiled program; with more, a core does no more work per second
 
 
 def command(job_file: Path, method_dir: Path, imports: Iterable[str]) -> list[str]:
-    # -P: a file of the current folder is not taken for a module, as for the command `isqn`
+    # -P: files of the current folder do not shadow modules, as for the command `isqn`
     return [sys.executable, "-P", "-m", "isqn.study.worker", str(job_file), str(method_dir), *imports]
 
 
@@ -35,15 +36,15 @@ def main(argv: list[str]) -> int:
     try:
         job_file, method_dir, *imports = argv
         import_all(imports)
-        train_job(read_toml(Path(job_file)), Path(method_dir))
+        train_job(read_config_file(Path(job_file)), Path(method_dir))
         return DONE
     except Interrupted as stop:
         print(f"isqn: {stop}", file=sys.stderr, flush=True)
         return INTERRUPTED
     except Exception as error:
-        traceback.print_exc()  # and below it one sentence, which is what the study shows
-        what = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
-        print(f"isqn: {what}{str(error).strip().partition(chr(10))[0]}", file=sys.stderr, flush=True)
+        traceback.print_exc()  # the line below it is what the study shows
+        kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
+        print(f"isqn: {kind}{str(error).strip().partition(chr(10))[0]}", file=sys.stderr, flush=True)
         return FAILED
 
 
@@ -53,24 +54,24 @@ def _stop_with_parent() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def train_job(config: Config, method_dir: Path) -> None:
-    """Train all seeds of a job to the end, whatever was there before; wait for another process that is at it."""
+def train_job(config: Any, method_dir: Path) -> None:
+    """Train all seeds of a job to the end, whatever exists already; wait for a run that another process trains."""
     from isqn.train import checkpoint, parallel, record, run
 
     def folder(seed: int) -> Path:
         return seed_dir(method_dir, seed)
 
-    def begun(seed: int) -> bool:
+    def has_begun(seed: int) -> bool:
         return "trained_with" in record.read_summary(folder(seed))
 
     seeds = range(config.seed, config.seed + config.num_seeds)
     while left := [seed for seed in seeds if record.run_state(folder(seed)) != "finished"]:
         first = left[0]
-        together = [first]  # the seeds after it that can be begun in the same program
-        while together[-1] + 1 in left and not begun(together[-1] + 1):
+        together = [first]  # the following seeds that can begin in the same program
+        while together[-1] + 1 in left and not has_begun(together[-1] + 1):
             together.append(together[-1] + 1)
         try:
-            if begun(first):
+            if has_begun(first):
                 run.resume(folder(first))
             else:
                 lost = [folder(seed) for seed in together if checkpoint.steps(folder(seed))]
@@ -79,9 +80,12 @@ def train_job(config: Config, method_dir: Path) -> None:
                         f"{lost[0]} has checkpoints and no summary.json that can be read; move it away, or, if it had "
                         f"finished, let `isqn resume {lost[0]}` write it again."
                     )
-                new = config.replace(seed=first, num_seeds=len(together))
+                new = config.of_seed(first - config.seed)
                 # a folder that a kill left half made holds nothing yet
-                run.start(new, method_dir if len(together) > 1 else folder(first), overwrite=True)
+                if len(together) == 1:
+                    run.start(new, folder(first), overwrite=True)
+                else:
+                    run.start(new.replace(num_seeds=len(together)), method_dir, overwrite=True)
             if not parallel.is_first():  # the first process says when it is finished
                 return
         except record.Busy as busy:

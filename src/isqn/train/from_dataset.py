@@ -59,7 +59,7 @@ def batch_flag(config: Any) -> str:
     return "batch_size"
 
 
-def require_possible(config: Any, spec: EnvSpec, *, on_host: bool = False) -> None:
+def require_possible(config: Any, spec: EnvSpec, *, on_host: bool = False, is_new: bool = False) -> None:
     """Refuse a run that cannot work, before its folder is made or an old one is deleted."""
     memory = replay_memory(config, spec)
     needs = f"{config.dataset} takes {memory.total / 1e9:.1f} GB in memory"

@@ -96,7 +96,7 @@ def batch_flag(config: Any) -> str:
     return "batch_size"
 
 
-def require_possible(config: Any, spec: EnvSpec, *, on_host: bool = False) -> None:
+def require_possible(config: Any, spec: EnvSpec, *, on_host: bool = False, is_new: bool = False) -> None:
     """Refuse a run that cannot work, before its folder is made or an old one is deleted."""
     memory, is_compiled = replay_memory(config, spec), not on_host and uses_compiled_loop(config)
     settings = field_names(type(config))

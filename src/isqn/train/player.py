@@ -10,7 +10,7 @@ from isqn.agents.registry import find_agent
 from isqn.envs.adapter import Environment, make_environment
 from isqn.train.evaluate import load_agent_state
 from isqn.train.functions import make_agent
-from isqn.train.record import read_config
+from isqn.train.record import naming_missing_imports, read_config
 from isqn.types import UserError
 
 
@@ -47,7 +47,8 @@ def load_player(
     if acting_rule == "auto":
         acting_rule = (for_evaluation and find_agent(config.agent).evaluation_rule) or config.acting_rule
     config = config.replace(acting_rule=acting_rule)
-    env = make_environment(config.env_id, protocol=config.protocol, render=render)
-    agent = make_agent(config, env.spec)
+    with naming_missing_imports(run_dir):
+        env = make_environment(config.env_id, protocol=config.protocol, render=render)
+        agent = make_agent(config, env.spec)
     state, step = load_agent_state(run_dir, agent, which)
     return Player(config, env, agent, state, step, config.evaluation_epsilon if epsilon is None else epsilon)

@@ -166,18 +166,23 @@ def read_config(run_dir: Path) -> Run:
         if not run_dir.exists():
             raise UserError(f"{run_dir} does not exist{nearest_path(run_dir) or '; give the folder of a run.'}")
         raise UserError(f"{run_dir} is not a run: there is no config.toml in it.")
-    try:
+    with naming_missing_imports(run_dir):
         return read_config_file(run_dir / "config.toml")
+
+
+@contextmanager
+def naming_missing_imports(run_dir: Path) -> Iterator[None]:
+    """Add to an error which flags import what a run was trained with, if that is not imported now."""
+    try:
+        yield
     except UserError as error:
-        raise UserError(f"{error}{_missing_imports_hint(run_dir)}") from None
-
-
-def _missing_imports_hint(run_dir: Path) -> str:
-    """Return a sentence with the --import flags of a run that are missing now; "" if none is."""
-    recorded = read_summary(run_dir).get("imports", [])
-    names = [name for name in recorded if isinstance(name, str)] if isinstance(recorded, list) else []
-    missing = [f"--import {name}" for name in names if name not in IMPORTED]
-    return f" The run was trained with {' '.join(missing)}; add it." if missing else ""
+        recorded = read_summary(run_dir).get("imports", [])
+        names = [name for name in recorded if isinstance(name, str)] if isinstance(recorded, list) else []
+        imported = {Path(name).name for name in IMPORTED}  # the file may be imported from another folder now
+        hint = " ".join(f"--import {name}" for name in names if Path(name).name not in imported)
+        if not hint or hint in str(error):
+            raise
+        raise UserError(f"{error} The run was trained with {hint}; add it.") from error
 
 
 def run_state(run_dir: Path) -> str:

@@ -84,7 +84,7 @@ def start(config: Run, run_dir: Path | None = None, *, overwrite: bool = False, 
     folders = run_dirs(config, run_dir)
     if loop_of(config).IS_DISTRIBUTED:
         parallel.join()
-    require_possible(config, specification(config))
+    require_possible(config, specification(config), is_new=True)
     for folder in folders:
         record.require_free(folder, overwrite)
         for place in config.places.values():
@@ -147,7 +147,8 @@ def resume(run_dir: Path, *, quiet: bool = False) -> bool:
     with record.lock_run(folders):
         for folder in folders:
             _require_unchanged(folder, read_config(folder))
-        require_possible(config, specification(config))
+        with record.naming_missing_imports(folders[0]):
+            require_possible(config, specification(config))
         train(config, folders, quiet=quiet)
     return True
 
