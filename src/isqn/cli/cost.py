@@ -66,12 +66,12 @@ def _config(options: Cost) -> Run:
     config = preset_config(options.preset)
     if options.game and options.task:
         raise UsageError("--game and --task both say what is played; give one of them.")
-    for flag, given, form in (("--game", options.game, "ALE/{}-v5"), ("--task", options.task, "dm_control/{}-v0")):
+    for flag, name, form in (("--game", options.game, "ALE/{}-v5"), ("--task", options.task, "dm_control/{}-v0")):
         kind = form.partition("/")[0]
-        if given and not config.env_id.startswith(kind):
+        if name and not config.env_id.startswith(kind):
             raise UsageError(f"{flag} is for presets of {kind}; {options.preset} is of {config.env_id}.")
-        if given:
-            config = config.replace(env_id=given if given.startswith(kind) else form.format(given))
+        if name:
+            config = config.replace(env_id=name if name.startswith(kind) else form.format(name))
     return config
 
 
