@@ -19,7 +19,7 @@ from helpers import SMALL, TINY_WRITER, registries_restored
 from isqn import cli
 from isqn.agents.dqn import DqnConfig
 from isqn.agents.registry import agent_names, make_config
-from isqn.cli.parse import parse_everywhere
+from isqn.cli.parse import parse_global_flags
 from isqn.config.fields import field_names
 from isqn.config.toml import to_toml
 from isqn.envs.adapter import make_environment
@@ -101,7 +101,7 @@ def test_every_command_parses(line, monkeypatch, tmp_path):
     monkeypatch.setattr("isqn.analysis.probe.probe_run", stop)
     _, *words = shlex.split(line)
     with registries_restored():
-        everywhere, (command, *rest) = parse_everywhere(words)
+        everywhere, (command, *rest) = parse_global_flags(words)
         if command == "play" and not rest:
             rest = ["RUN_DIR", "crane"]
         if command in ("resume", "eval", "probe") and not any(not word.startswith("-") for word in rest):
