@@ -19,7 +19,7 @@ import numpy as np
 from isqn.agents.base import Agent, AgentState
 from isqn.agents.registry import agent_names, config_from_mapping, find_agent, make_config
 from isqn.config.fields import field_names, nearest, require_effect
-from isqn.config.parts import Offline
+from isqn.config.run import Offline
 from isqn.config.toml import to_toml
 from isqn.data.files import DamagedFile
 from isqn.envs.adapter import Environment, make_environment

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from isqn import moments
-from isqn.config.parts import Run
+from isqn.config.run import Run
 from isqn.lazy import jnp
 from isqn.moments import Moments
 from isqn.types import Array, EnvSpec

@@ -28,19 +28,8 @@ from isqn.agents.base import (
 from isqn.agents.dqn import evaluate_pairs
 from isqn.agents.registry import register_agent
 from isqn.config.fields import AT_LEAST_ONE, AT_LEAST_ZERO, POSITIVE, Needs, needs, require
-from isqn.config.parts import (
-    Adam,
-    Interaction,
-    LearningRate,
-    LearningStarts,
-    MovingHeads,
-    Normalisation,
-    PairWeights,
-    Replay,
-    TargetStepSize,
-    TargetUpdatePeriod,
-    Torso,
-)
+from isqn.config.parts import Adam, MovingHeads, Normalisation, PairWeights, Replay, Torso
+from isqn.config.run import Interaction, LearningRate, LearningStarts, TargetStepSize, TargetUpdatePeriod
 from isqn.keys import device_key
 from isqn.lazy import jax, jnp, optax
 from isqn.types import Array, EnvSpec, Metrics, Params, Transition

@@ -18,14 +18,8 @@ from isqn.agents.base import Agent, AgentState, copy_params, initialise_heads, s
 from isqn.agents.dqn import make_epsilon_greedy, make_pair_losses
 from isqn.agents.registry import register_agent
 from isqn.config.fields import POSITIVE, PROBABILITY
-from isqn.config.parts import (
-    EpsilonGreedy,
-    LearningRate,
-    NativeLoop,
-    Normalisation,
-    ScaledTorso,
-    TargetUpdatePeriod,
-)
+from isqn.config.parts import EpsilonGreedy, Normalisation, ScaledTorso
+from isqn.config.run import LearningRate, NativeLoop, TargetUpdatePeriod
 from isqn.keys import device_key
 from isqn.lazy import jax, jnp
 from isqn.types import Array, EnvSpec, Metrics, Params, Transition

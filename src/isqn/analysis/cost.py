@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 
 from isqn.agents.registry import make_agent
-from isqn.config.parts import Run
+from isqn.config.run import Run
 from isqn.types import EnvSpec, num_bytes
 
 COMPARED = (

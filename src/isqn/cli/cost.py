@@ -12,7 +12,7 @@ import tyro
 
 from isqn.cli.parse import UsageError, arg, parse
 from isqn.cli.tables import table
-from isqn.config.parts import Run
+from isqn.config.run import Run
 from isqn.presets import preset_config
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from isqn.agents import registry
 from isqn.agents.base import Agent
 from isqn.compiler import jit
-from isqn.config.parts import Run
+from isqn.config.run import Run
 from isqn.train.probes import add_probes
 from isqn.types import EnvSpec, Transition
 

@@ -13,7 +13,7 @@ import jax
 
 from isqn.agents.registry import find_agent
 from isqn.config.fields import MAY_CHANGE, PLACE, flag, marks
-from isqn.config.parts import Run
+from isqn.config.run import Run
 from isqn.data.files import DamagedFile
 from isqn.data.replay import Memory
 from isqn.envs.adapter import Environment
