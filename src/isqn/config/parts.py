@@ -106,6 +106,8 @@ class Adam(Run):
 
     adam_epsilon: Annotated[float, AT_LEAST_ZERO] = 1e-8
     """Epsilon of Adam."""
+    adam_beta1: Annotated[float, Range(0, 1, open_high=True)] = 0.9
+    """Decay rate of Adam's average of gradients (beta 1), in [0, 1); CrossQ: 0.5."""
 
     learning_rate_end = 0.0
     learning_rate_decay_steps = 0
@@ -113,7 +115,7 @@ class Adam(Run):
     @property
     def adam(self) -> dict[str, float]:
         """Settings of Adam beside the learning rate, as `optax.adam` names them."""
-        return {"eps": self.adam_epsilon}
+        return {"eps": self.adam_epsilon, "b1": self.adam_beta1}
 
 
 @dataclass(frozen=True)
