@@ -46,7 +46,7 @@ def test_frames_rewards_and_flags_pass_through():
     assert [step.frame[0] for step in steps] == list(range(1, 11))
     assert [step.terminated for step in steps] == [False] * 9 + [True]
     assert not any(step.truncated for step in steps)
-    assert not env.continues
+    assert not env.game_continues
 
 
 def test_step_without_a_reset_raises_an_error():
@@ -241,7 +241,7 @@ def test_a_missing_extra_raises_an_error_with_the_install_command(env_id, module
 
 
 def test_minatar_ids_may_omit_the_version():
-    assert minatar.full_id("MinAtar/Breakout") == "MinAtar/Breakout-v1"
+    assert minatar.canonical_id("MinAtar/Breakout") == "MinAtar/Breakout-v1"
     assert make_environment("MinAtar/Breakout").spec.num_actions == 3
     assert make_environment("MinAtar/Breakout-v0").spec.num_actions == 6
 

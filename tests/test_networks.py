@@ -259,7 +259,7 @@ def test_the_stream_torso_has_the_shapes_and_parameter_count_of_the_paper():
     network = build(ATARI, 10, stream_config())
     params, _ = jax.eval_shape(network.init, jax.random.key(0))
     assert sum(leaf.size for leaf in jax.tree.leaves(params["torso"])) == 143_776
-    activations, features = jax.eval_shape(network.activations, params, {}, ATARI.batch(1).obs)
+    activations, features = jax.eval_shape(network.activations, params, {}, ATARI.batch_shapes(1).obs)
     assert [layer.shape[1:] for layer in activations] == [(16, 16, 32), (5, 5, 64), (2, 2, 64), (256,)]
     assert features.shape == (1, 256)
     assert {path[-1].key for path, _ in jax.tree_util.tree_leaves_with_path(params)} == {"kernel", "bias"}

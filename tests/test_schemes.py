@@ -36,7 +36,7 @@ def test_pairs():
 
 def test_one_ensemble_pair_is_iterated_shared_with_one_iteration():
     ensemble, iterated = schemes.ensemble_shared(1), schemes.iterated_shared(1)
-    fields = ("num_heads", "online", "target", "copy", "moves")
+    fields = ("num_heads", "online", "target", "copy", "head_moves")
     assert [getattr(ensemble, f) for f in fields] == [getattr(iterated, f) for f in fields]
 
 

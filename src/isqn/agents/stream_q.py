@@ -155,7 +155,7 @@ def make(config: StreamQConfig, spec: EnvSpec) -> Agent:
         if not config.shift_traces:
             return state
         sources = _trace_sources(scheme)
-        torso = jax.tree.map(lambda z: schemes.towards(z, z[sources], step_size), state.optimizer.torso)
+        torso = jax.tree.map(lambda z: schemes.interpolate(z, z[sources], step_size), state.optimizer.torso)
         return state._replace(optimizer=state.optimizer._replace(torso=torso))
 
     def activations(state: AgentState, batch: Transition) -> tuple[list[Array], Array]:
@@ -189,7 +189,7 @@ def step_sizes(errors: Array, norms: Array, config: StreamQConfig) -> Array:
 def _trace_sources(scheme: schemes.TargetScheme) -> np.ndarray:
     """Return for each pair the pair whose online head becomes its own online head at a refresh."""
     pair_of = {head: pair for pair, head in enumerate(scheme.online)}
-    source_of = dict(zip(*scheme.moves, strict=True))
+    source_of = dict(zip(*scheme.head_moves, strict=True))
     return np.array([pair_of[source_of.get(head, head)] for head in scheme.online])
 
 

@@ -211,7 +211,7 @@ class MovingHeads(Run):
     """Settings of the initial heads and of the target updates of iterated-shared."""
 
     refreshed_heads: Annotated[Literal["all", "first"], needs("scheme", "iterated-shared")] = "all"
-    """Heads that a target update moves towards the next head: all, or only head 0. Not specified in the paper."""
+    """Heads that a target update moves interpolate the next head: all, or only head 0. Not specified in the paper."""
     initial_heads: Annotated[Literal["independent", "copied"], needs("scheme", "iterated-shared")] = "independent"
     """Initial head 0: drawn independently, or a copy of head 1. Not specified in the paper."""
 

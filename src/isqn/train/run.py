@@ -111,7 +111,7 @@ def require_possible(config: Any, spec: EnvSpec, **where: bool) -> None:
     size = agent_bytes(config, spec)
     require_memory(size, f"The network and its optimizer need {size / 1e9:,.1f} GB", advise_lower(config))
     number = loop.batches_in_memory(config)
-    size = number * num_bytes(spec.batch(config.sampled_batch_size))
+    size = number * num_bytes(spec.batch_shapes(config.sampled_batch_size))
     what = f"The {number} batches in memory take" if number > 1 else "A batch takes"
     require_memory(size, f"{what} {size / 1e9:,.1f} GB", f"Lower {flag('batch_size')}.")
     loop.require_possible(config, spec, **where)
