@@ -27,8 +27,9 @@ VECTOR = EnvSpec("CartPole-v1", "gymnasium", (4,), "float32", 2)
 
 
 def build(spec, num_heads, config):
-    """Build the network of a config."""
-    return make_network(spec, num_heads, config.torso, config.style)
+    """Build the network of a config, with compiled functions."""
+    network = make_network(spec, num_heads, config.torso, config.style)
+    return network._replace(init=jax.jit(network.init), apply=jax.jit(network.apply, static_argnums=3))
 
 
 def count_parameters(spec, num_heads, **fields) -> int:
