@@ -130,7 +130,7 @@ def assert_same(left, right, path="run"):
 
 
 def stop_after(monkeypatch, calls: int):
-    """Ask the loop to stop the so-many-th time that it looks."""
+    """Ask the loop to stop, after it has checked for that `calls` times."""
 
     @contextmanager
     def asked():
