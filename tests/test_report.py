@@ -863,8 +863,9 @@ def test_watch_updates_the_page_until_every_run_has_finished(tmp_path, monkeypat
 
 def test_the_command_prints_the_table_and_the_page(reported, tmp_path, capsys):
     assert main(["report", str(reported.folder), "-o", str(tmp_path), "--figure", "auc"]) == 0
-    header, *rows, path = capsys.readouterr().out.splitlines()
+    header, *rows, finding, path = capsys.readouterr().out.splitlines()
     assert header.split("  ")[0] == "method"
+    assert re.fullmatch(r"TF-DQN scores 1\.80 \[.+\] of TB-DQN, with 0\.50 of its parameters: .+\.", finding)
     assert [row.split()[:2] for row in rows] == [["TB-DQN", "1.00"], ["TF-DQN", "1.80"]]
     assert path == str(tmp_path / "index.html")
     assert {file.name for file in (tmp_path / "figures").iterdir()} == {"auc.svg", "auc.pdf", "auc.png", "auc.csv"}
