@@ -12,7 +12,7 @@ from isqn.envs.check import check_environment
 from isqn.envs.scores import DMC_HARD_7
 from isqn.presets import preset_config
 from isqn.train import online
-from isqn.train.functions import play as play_to_replay
+from isqn.train.play import play as play_to_replay
 from isqn.types import UserError
 
 CARTPOLE = "dm_control/cartpole-swingup-v0"

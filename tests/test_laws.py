@@ -1,4 +1,4 @@
-"""Laws that tie the schemes together, and every loss with every scheme."""
+"""Laws that relate the schemes to each other, and every loss with every scheme."""
 
 from __future__ import annotations
 
@@ -7,34 +7,34 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from helpers import ALL_SCHEMES, SMALL, assert_trees_close, make_agent, random_batch
+from helpers import ALL_SCHEMES, SMALL, assert_trees_close, random_batch
+from helpers import make_compiled_agent as make_agent
 from isqn.agents.meta import pair_weights
 from isqn.losses import LOSSES
 from isqn.types import EnvSpec, Transition
 
 
 def train(agent, state, steps: int, period: int, size: int = 8):
-    """`steps` updates on as many random batches, a refresh after every `period`-th."""
-    update, refresh = jax.jit(agent.update), jax.jit(agent.refresh)
+    """Update on `steps` random batches, and refresh after every `period`-th."""
     for i in range(1, steps + 1):
-        state, metrics = update(state, random_batch(size=size, seed=i))
+        state, metrics = agent.update(state, random_batch(size=size, seed=i))
         if i % period == 0:
-            state = refresh(state)
+            state = agent.refresh(state)
     return state, metrics
 
 
 @pytest.mark.parametrize("loss", [name for name in LOSSES if name != "cloning"])
 @pytest.mark.parametrize(("scheme", "k"), ALL_SCHEMES)
-def test_every_loss_trains_with_every_scheme(scheme, k, loss):
-    """On one batch of terminal transitions every loss has a fixed regression target: it must fit it."""
+def test_every_loss_decreases_with_every_scheme(scheme, k, loss):
+    """On one batch of terminal transitions the regression targets are fixed."""
     _, agent = make_agent(
         scheme=scheme, num_bellman_iterations=k, loss=loss, hidden_sizes=(32,), conservative_weight=0.01
     )
-    state, update = agent.init(0), jax.jit(agent.update)
+    state = agent.init(0)
     batch = random_batch(size=4)._replace(discount=np.zeros(4, np.float32))
-    state, first = update(state, batch)
+    state, first = agent.update(state, batch)
     for _ in range(300):
-        state, last = update(state, batch)
+        state, last = agent.update(state, batch)
     assert np.isfinite(last["loss"])
     floor = 0.3 if loss in ("munchausen", "cql") else 0.05  # these two do not go to zero
     assert last["loss"] < floor * first["loss"] + 0.1
@@ -48,11 +48,11 @@ def test_target_based_refreshed_at_every_update_is_target_free():
     assert_trees_close(left.params, right.params)
 
 
-def test_i_qn_with_one_iteration_is_target_based():
+def test_iterated_target_based_with_one_iteration_is_target_based():
     _, iterated = make_agent(scheme="iterated-target-based", num_bellman_iterations=1)
     _, based = make_agent(scheme="target-based")
     left, _ = train(iterated, iterated.init(3), 20, period=5)
-    left = jax.jit(iterated.sync)(left)  # D has no effect
+    left = iterated.sync(left)  # D has no effect
     right, _ = train(based, based.init(3), 20, period=5)
     assert_trees_close((left.params, left.copies), (right.params, right.copies))
 
@@ -63,7 +63,7 @@ def test_ensemble_of_one_is_iterated_shared_with_one_iteration(loss):
     _, iterated = make_agent(scheme="iterated-shared", num_bellman_iterations=1, loss=loss)
     start = ensemble.init(3)
     heads = start.params["heads"]["kernel"]
-    np.testing.assert_array_equal(heads[0], heads[1])  # twins begin equal, the heads of iS do not
+    np.testing.assert_array_equal(heads[0], heads[1])  # paired heads of the ensemble start equal; those of iS do not
     left, _ = train(ensemble, start, 20, period=5)
     right, _ = train(iterated, start, 20, period=5)
     assert_trees_close(left.params, right.params, rtol=0, atol=0)
@@ -88,19 +88,18 @@ def test_a_pair_of_weight_zero_does_not_learn():
 
 
 def test_head_weights_multiply_the_losses_of_their_pairs():
-    """SGD's step is linear in the weights: twice the weight, twice the step of that head."""
-    rate = {"meta_gradient": "none"}
-    _, plain = make_agent(scheme="iterated-shared", num_bellman_iterations=2, **rate)
+    """The gradient of a head is linear in the weight of its pair."""
+    _, plain = make_agent(scheme="iterated-shared", num_bellman_iterations=2)
     _, double = make_agent(scheme="iterated-shared", num_bellman_iterations=2, head_weights=(1.0, 2.0))
     batch = random_batch()
-    one, _ = jax.jit(plain.update)(plain.init(0), batch)
-    two, _ = jax.jit(double.update)(double.init(0), batch)
+    one, _ = plain.update(plain.init(0), batch)
+    two, _ = double.update(double.init(0), batch)
     first, second = (s.optimizer[0].mu["heads"]["kernel"] for s in (one, two))  # a tenth of the gradient
     np.testing.assert_allclose(second[1], first[1], rtol=1e-6)
     np.testing.assert_allclose(second[2], 2 * first[2], rtol=1e-6)
 
 
-def test_discounted_weights():
+def test_the_head_weight_discount_is_a_power_of_the_pair():
     config, _ = make_agent(scheme="iterated-shared", num_bellman_iterations=3, head_weight_discount=0.25)
     assert config.pair_weights == (1.0, 0.25, 0.0625)
 
@@ -147,8 +146,8 @@ def test_head_k_is_the_kth_bellman_iterate():
         iterate = bellman(iterate)
         np.testing.assert_allclose(table(state.params, head), iterate, atol=2e-2)
 
-    # A shift moves the window on by one: head k is now iterate k + 1 of the old head 0.
-    shifted = fit(agent, jax.jit(agent.refresh)(state), 4000)
+    # After a shift, head k is iterate k + 1 of the old head 0.
+    shifted = fit(agent, agent.refresh(state), 4000)
     np.testing.assert_allclose(table(shifted.params, 0), table(state.params, 1))
     np.testing.assert_allclose(table(shifted.params, 4), bellman(iterate), atol=2e-2)
 
@@ -183,7 +182,7 @@ def agent_scheme_last(scheme: str, k: int) -> int:
 
 
 def preferring(agent, choices: list[int]):
-    """A state whose head h prefers action choices[h], whatever it sees."""
+    """Return a state whose head h prefers action choices[h] in every state."""
     state = agent.init(0)
     heads = {"kernel": jnp.zeros_like(state.params["heads"]["kernel"]), "bias": jax.nn.one_hot(jnp.array(choices), 4)}
     return state._replace(params={**state.params, "heads": heads})
@@ -196,7 +195,7 @@ def actions(agent, state, epsilon=0.0, count=300, episode=None):
     return np.asarray(jax.jit(jax.vmap(lambda s, e: agent.act(state, obs, epsilon, s, e).action))(steps, episodes))
 
 
-def test_acting_draws_an_online_head_at_each_step_and_never_the_frozen_one():
+def test_the_acting_head_is_drawn_from_the_online_heads_at_each_step():
     _, agent = make_agent(scheme="iterated-shared", num_bellman_iterations=3)
     drawn = actions(agent, preferring(agent, [0, 1, 2, 3]), count=3000)
     share = np.bincount(drawn, minlength=4) / 3000
@@ -204,7 +203,7 @@ def test_acting_draws_an_online_head_at_each_step_and_never_the_frozen_one():
     np.testing.assert_allclose(share[1:], 1 / 3, atol=0.03)
 
 
-def test_other_acting_rules():
+def test_acting_rules_episode_last_and_mean():
     _, per_episode = make_agent(scheme="iterated-shared", num_bellman_iterations=3, acting_rule="episode")
     state = preferring(per_episode, [0, 1, 2, 3])
     assert len(set(actions(per_episode, state))) == 1
@@ -215,7 +214,7 @@ def test_other_acting_rules():
     assert set(actions(mean, preferring(mean, [0, 2, 2, 3]))) == {2}
 
 
-def test_epsilon_is_the_share_of_random_actions():
+def test_epsilon_is_the_probability_of_a_random_action():
     _, agent = make_agent(scheme="target-free")
     state = preferring(agent, [2])
     assert set(actions(agent, state, epsilon=0.0)) == {2}
@@ -227,8 +226,8 @@ def test_epsilon_is_the_share_of_random_actions():
 
 
 def meta_gradient_of_logits(agent, state, batch):
-    """What reaches the outer Adam: its first moment is a tenth of it."""
-    after, metrics = jax.jit(agent.update)(state, batch)
+    """Update, and return the gradient of the logits: ten times the first moment of the outer Adam."""
+    after, metrics = agent.update(state, batch)
     return 10 * np.asarray(after.meta.optimizer[0].mu), after, metrics
 
 
@@ -246,17 +245,14 @@ def test_meta_sgd_is_the_closed_form_of_the_paper():
     logits = jnp.array([0.3, -0.2, 0.1])
     state = state._replace(meta=state.meta._replace(logits=logits))
 
+    @jax.jit
     def gradient(params, weights):
-        """Of the weighted sum of pair losses, by a plain agent with those weights under SGD of rate 1."""
-        _, plain = make_agent(
-            scheme="iterated-shared",
-            num_bellman_iterations=num_pairs,
-            head_weights=tuple(map(float, weights)),
-            hidden_sizes=(7,),
-        )
-        start = plain.init(1)._replace(params=params)
-        after, _ = jax.jit(plain.update)(start, batch)
-        return jax.tree.map(lambda m: 10 * m, after.optimizer[0].mu)
+        """Return the gradient of the weighted sum of pair losses."""
+
+        def loss(params):
+            return jnp.dot(weights, agent.losses(params, state.statistics, state.copies, batch)[0])
+
+        return jax.grad(loss)(params)
 
     alpha = pair_weights(logits)
     stepped = jax.tree.map(lambda p, g: p - rate * g, state.params, gradient(state.params, alpha))
@@ -271,10 +267,10 @@ def test_meta_sgd_is_the_closed_form_of_the_paper():
     actual, after, metrics = meta_gradient_of_logits(agent, state, batch)
     np.testing.assert_allclose(actual, through_softmax, rtol=1e-3, atol=1e-7)
     np.testing.assert_allclose(metrics["pair_weight"], alpha, rtol=1e-6)
-    assert_trees_close(after.params, stepped)  # the step itself is made with the weights of before
+    assert_trees_close(after.params, stepped)  # the step uses the old weights
 
 
-def test_meta_through_adam_is_finite_with_dead_units_and_moves_the_weights():
+def test_meta_gradient_through_adam_is_finite_with_dead_units_and_changes_the_weights():
     _, agent = make_agent(
         scheme="iterated-shared", num_bellman_iterations=3, meta_gradient="adam", meta_learning_rate=0.01
     )
@@ -282,19 +278,18 @@ def test_meta_through_adam_is_finite_with_dead_units_and_moves_the_weights():
     dead = state.params["torso"]["Dense_0"]["bias"].at[0].set(-1e6)
     torso = {"Dense_0": {**state.params["torso"]["Dense_0"], "bias": dead}}
     state = state._replace(params={**state.params, "torso": torso})
-    update = jax.jit(agent.update)
     for i in range(20):
-        state, _ = update(state, random_batch(seed=i))
+        state, _ = agent.update(state, random_batch(seed=i))
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state))
     assert (state.meta.logits != 0).all()
     assert float(pair_weights(state.meta.logits).sum()) == pytest.approx(3, rel=1e-5)
 
 
-def test_equal_meta_weights_are_the_plain_sum():
+def test_equal_meta_weights_give_the_plain_update():
     settings = {"scheme": "iterated-shared", "num_bellman_iterations": 3}
     _, plain = make_agent(**settings)
     _, meta = make_agent(**settings, meta_gradient="adam")
     batch = random_batch()
-    left, _ = jax.jit(plain.update)(plain.init(0), batch)
-    right, _ = jax.jit(meta.update)(meta.init(0), batch)
-    assert_trees_close(left.params, right.params, rtol=1e-3, atol=1e-4)  # but for eps_root
+    left, _ = plain.update(plain.init(0), batch)
+    right, _ = meta.update(meta.init(0), batch)
+    assert_trees_close(left.params, right.params, rtol=1e-3, atol=1e-4)  # up to eps_root

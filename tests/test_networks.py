@@ -26,8 +26,13 @@ MINATAR = EnvSpec("MinAtar/Breakout-v1", "minatar", (10, 10, 4), "bool", 3)
 VECTOR = EnvSpec("CartPole-v1", "gymnasium", (4,), "float32", 2)
 
 
+def build(spec, num_heads, config):
+    """Build the network of a config."""
+    return make_network(spec, num_heads, config.torso, config.style)
+
+
 def count_parameters(spec, num_heads, **fields) -> int:
-    params, _ = jax.eval_shape(make_network(spec, num_heads, DqnConfig(**fields)).init, jax.random.key(0))
+    params, _ = jax.eval_shape(build(spec, num_heads, DqnConfig(**fields)).init, jax.random.key(0))
     return sum(leaf.size for leaf in jax.tree.leaves(params))
 
 
@@ -70,7 +75,7 @@ def test_the_width_factor_scales_the_shared_features_only(spec, torso, last_dens
 
     def shapes(width_factor):
         config = DqnConfig(torso=torso, layer_norm=True, batch_norm=True, width_factor=width_factor)
-        params, statistics = jax.eval_shape(make_network(spec, 2, config).init, jax.random.key(0))
+        params, statistics = jax.eval_shape(build(spec, 2, config).init, jax.random.key(0))
         return shapes_by_path({**params, "statistics": statistics})
 
     full, half = shapes(1.0), shapes(0.5)
@@ -103,7 +108,7 @@ def test_the_width_factor_changes_the_count_of_parameters():
 def test_image_torsos_compute_finite_values_with_every_normalisation(torso, layer_norm, batch_norm):
     """LayerNorm and BatchNorm exist if and only if they are enabled, and only training moves the running averages."""
     config = DqnConfig(torso=torso, layer_norm=layer_norm, batch_norm=batch_norm)
-    network = make_network(ATARI, 3, config)
+    network = build(ATARI, 3, config)
     params, statistics = network.init(jax.random.key(0))
     obs = jax.random.randint(jax.random.key(1), (2, 84, 84, 4), 0, 256).astype(jnp.uint8)
     for train in (True, False):
@@ -160,8 +165,8 @@ def test_layer_norm_and_its_gradient_equal_flax():
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
 
-def test_look_returns_activations_in_network_order():
-    network = make_network(ATARI, 1, DqnConfig(torso="impala"))
+def test_activations_are_returned_in_network_order():
+    network = build(ATARI, 1, DqnConfig(torso="impala"))
     params, statistics = network.init(jax.random.key(0))
     activations, features = network.activations(params, statistics, jnp.zeros((1, 84, 84, 4), jnp.uint8))
     assert features.shape == (1, 512)
@@ -172,17 +177,17 @@ def test_look_returns_activations_in_network_order():
 def test_the_initial_range_of_the_heads_counts_the_outputs_of_all_heads():
     """Xavier initialisation has 512 inputs and num_heads x 9 outputs, so the range shrinks with the number of heads."""
     for num_heads in (1, 10, 50):
-        params, _ = make_network(ATARI, num_heads, DqnConfig()).init(jax.random.key(0))
+        params, _ = build(ATARI, num_heads, DqnConfig()).init(jax.random.key(0))
         limit = np.sqrt(6 / (512 + num_heads * 9))
         largest = np.abs(params["heads"]["kernel"]).max()
         assert 0.98 * limit < largest <= limit
         assert (params["heads"]["bias"] == 0).all()
-    params, _ = make_network(VECTOR, 4, DqnConfig()).init(jax.random.key(0))
+    params, _ = build(VECTOR, 4, DqnConfig()).init(jax.random.key(0))
     assert np.std(params["heads"]["kernel"]) == pytest.approx(1 / np.sqrt(128), rel=0.1)  # lecun normal
 
 
 def test_heads_and_seeds_have_different_initial_parameters():
-    network = make_network(VECTOR, 2, DqnConfig())
+    network = build(VECTOR, 2, DqnConfig())
     first, _ = network.init(jax.random.key(0))
     second, _ = network.init(jax.random.key(1))
     kernel = first["heads"]["kernel"]
@@ -191,7 +196,7 @@ def test_heads_and_seeds_have_different_initial_parameters():
 
 
 def test_bfloat16_networks_compute_in_bfloat16_with_float32_parameters_and_values():
-    network = make_network(ATARI, 2, DqnConfig(layer_norm=True, compute_dtype="bfloat16"))
+    network = build(ATARI, 2, DqnConfig(layer_norm=True, compute_dtype="bfloat16"))
     params, statistics = network.init(jax.random.key(0))
     obs = jax.random.randint(jax.random.key(1), (2, 84, 84, 4), 0, 256).astype(jnp.uint8)
     assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype("float32")}
@@ -208,8 +213,9 @@ def test_bfloat16_networks_compute_in_bfloat16_with_float32_parameters_and_value
 
 
 def test_auto_chooses_the_torso_by_the_observation():
-    assert [torso_name("auto", spec) for spec in (ATARI, MINATAR, VECTOR)] == ["nature", "minatar", "mlp"]
-    assert [torso_name("auto", spec, streams=True) for spec in (ATARI, MINATAR, VECTOR)] == ["stream", "minatar", "mlp"]
+    for stream, large in ((False, "nature"), (True, "stream")):
+        style = Style(stream=stream)
+        assert [torso_name("auto", spec, style) for spec in (ATARI, MINATAR, VECTOR)] == [large, "minatar", "mlp"]
 
 
 def image_spec(height: int, width: int) -> EnvSpec:
@@ -219,7 +225,7 @@ def image_spec(height: int, width: int) -> EnvSpec:
 @pytest.mark.parametrize("agent", ["dqn", "stream-q"])
 @pytest.mark.parametrize("size", [(3, 4), (31, 60), (32, 32), (37, 53), (52, 52), (53, 53)], ids=str)
 def test_auto_has_a_torso_for_every_image_size(agent, size):
-    network = make_network(image_spec(*size), 2, make_config(agent))
+    network = build(image_spec(*size), 2, make_config(agent))
     params, statistics = jax.eval_shape(network.init, jax.random.key(0))
     obs = jax.ShapeDtypeStruct((1, *size, 3), "uint8")
     assert jax.eval_shape(network.apply, params, statistics, obs)[0].shape == (1, 2, 2)
@@ -230,15 +236,15 @@ def test_unsuitable_torsos_are_refused(torso, size, min_side):
     with pytest.raises(
         UserError, match=f"--torso {torso} needs images of at least {min_side} pixels a side, but Image"
     ):
-        torso_name(torso, image_spec(*size))
+        torso_name(torso, image_spec(*size), Style())
     with pytest.raises(
         UserError, match=r"--torso nature needs images, but CartPole-v1 observes vectors of shape \(4,\)"
     ):
-        torso_name("nature", VECTOR)
+        torso_name("nature", VECTOR, Style())
     with pytest.raises(UserError, match=r"--torso 'resnet' is not known; choose one of auto, mlp, minatar, nature"):
-        torso_name("resnet", ATARI)
+        torso_name("resnet", ATARI, Style())
     with pytest.raises(UserError, match="--torso simba is for `isqn train sac`; use --torso auto"):
-        torso_name("simba", VECTOR)
+        torso_name("simba", VECTOR, Style())
 
 
 # -- streaming ----------------------------------------------------------------------------------------------------
@@ -248,12 +254,12 @@ def stream_config(**fields):
     return make_config("stream-q").replace(**fields)
 
 
-def test_the_stream_torso_has_the_shapes_and_parameters_of_the_paper():
+def test_the_stream_torso_has_the_shapes_and_parameter_count_of_the_paper():
     """84 -> 16 -> 5 -> 2 without padding, 256 units: 8,224 + 32,832 + 36,928 + 65,792 parameters."""
-    network = make_network(ATARI, 10, stream_config())
+    network = build(ATARI, 10, stream_config())
     params, _ = jax.eval_shape(network.init, jax.random.key(0))
     assert sum(leaf.size for leaf in jax.tree.leaves(params["torso"])) == 143_776
-    activations, features = jax.eval_shape(network.look, params, {}, ATARI.batch(1).obs)
+    activations, features = jax.eval_shape(network.activations, params, {}, ATARI.batch(1).obs)
     assert [layer.shape[1:] for layer in activations] == [(16, 16, 32), (5, 5, 64), (2, 2, 64), (256,)]
     assert features.shape == (1, 256)
     assert {path[-1].key for path, _ in jax.tree_util.tree_leaves_with_path(params)} == {"kernel", "bias"}
@@ -299,7 +305,7 @@ def test_sparse_initialisation_sets_the_given_fraction_of_each_unit_to_zero(shap
 
 
 def test_every_kernel_of_a_streaming_network_is_sparse_and_every_bias_is_zero():
-    params, _ = make_network(ATARI, 4, stream_config()).init(jax.random.key(0))
+    params, _ = build(ATARI, 4, stream_config()).init(jax.random.key(0))
     for path, leaf in jax.tree_util.tree_leaves_with_path(params["torso"]):
         fraction = float((leaf == 0).mean())
         assert fraction == 1 if path[-1].key == "bias" else 0.9 <= fraction < 0.91, path

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from helpers import SMALL, make_agent, random_batch
+from helpers import SMALL, compile_functions, make_compiled_agent, random_batch
 from isqn.agents.dqn import DqnConfig
 from isqn.networks import make_network
 from isqn.train import probes, record, run
@@ -42,40 +44,41 @@ def test_gradient_cosine_ignores_normalisation_parameters():
     assert probes.gradient_cosine(a, b) == pytest.approx(24 / 25)
 
 
+@cache
 def make_probed_agent(**fields):
-    config, agent = make_agent(analysis=True, batch_size=8, **fields)
-    return config, agent, probes.add_probes(agent, config)
+    config, agent = make_compiled_agent(analysis=True, batch_size=8, **fields)
+    return agent, compile_functions(probes.add_probes(agent, config))
 
 
 @pytest.mark.parametrize("scheme", ["target-based", "target-free", "iterated-shared"])
 def test_probes_do_not_change_learning(scheme):
-    _, agent, probed = make_probed_agent(scheme=scheme)
+    agent, probed = make_probed_agent(scheme=scheme)
     state, probed_state = agent.init(0), probed.init(0)
     for i in range(3):
         batch = random_batch(size=16, seed=i)
-        state, _ = jax.jit(agent.update)(state, jax.tree.map(lambda x: x[:8], batch))
-        probed_state, _ = jax.jit(probed.update)(probed_state, batch)
+        state, _ = agent.update(state, jax.tree.map(lambda x: x[:8], batch))
+        probed_state, _ = probed.update(probed_state, batch)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7), state.params, probed_state.params)
 
 
 def test_churn_is_zero_with_a_target_network_and_positive_without():
     batch = random_batch(size=16)
-    _, _, based = make_probed_agent(scheme="target-based")
-    _, metrics = jax.jit(based.update)(based.init(0), batch)
+    _, based = make_probed_agent(scheme="target-based")
+    _, metrics = based.update(based.init(0), batch)
     assert metrics["target_churn_train"] == metrics["target_churn_held_out"] == 0
     for scheme in ("target-free", "iterated-shared"):
-        _, _, moving = make_probed_agent(scheme=scheme)
-        _, metrics = jax.jit(moving.update)(moving.init(0), batch)
+        _, moving = make_probed_agent(scheme=scheme)
+        _, metrics = moving.update(moving.init(0), batch)
         assert metrics["target_churn_train"] > 0
         assert metrics["target_churn_held_out"] > 0
 
 
 def test_churn_by_hand():
-    """With one linear head the targets are discount * max Q(s') before and after the update, computed here by hand."""
-    _, _, agent = make_probed_agent(scheme="target-free", hidden_sizes=())
+    """With one linear head the targets are discount * max Q(s') before and after the update."""
+    _, agent = make_probed_agent(scheme="target-free", hidden_sizes=())
     state = agent.init(0)
     batch = random_batch(size=16)
-    after, metrics = jax.jit(agent.update)(state, batch)
+    after, metrics = agent.update(state, batch)
 
     def target(params):
         q = batch.next_obs[:8] @ params["heads"]["kernel"][0] + params["heads"]["bias"][0]
@@ -87,16 +90,16 @@ def test_churn_by_hand():
 
 def test_shared_and_target_based_gradients_agree_right_after_a_refresh():
     """For K = 1 the frozen head is the old online head on the same features, so both targets are equal."""
-    _, _, agent = make_probed_agent(scheme="iterated-shared")
+    _, agent = make_probed_agent(scheme="iterated-shared")
     state = agent.init(0)
     for i in range(5):
-        state, _ = jax.jit(agent.update)(state, random_batch(size=16, seed=i))
-    state = jax.jit(agent.refresh)(state)
-    _, metrics = jax.jit(agent.update)(state, random_batch(size=16, seed=9))
+        state, _ = agent.update(state, random_batch(size=16, seed=i))
+    state = agent.refresh(state)
+    _, metrics = agent.update(state, random_batch(size=16, seed=9))
     assert metrics["gradient_cosine_own_tb"] == pytest.approx(1, abs=1e-5)
     assert metrics["gradient_cosine_tf_tb"] == pytest.approx(1, abs=1e-5)
     for i in range(50):
-        state, metrics = jax.jit(agent.update)(state, random_batch(size=16, seed=i))
+        state, metrics = agent.update(state, random_batch(size=16, seed=i))
     assert metrics["gradient_cosine_own_tb"] < 1 - 1e-5
 
 

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from helpers import run_config, write_run
 from isqn.agents.cql import CqlConfig
 from isqn.agents.dqn import DqnConfig
 from isqn.agents.sac import SacConfig
@@ -30,7 +31,6 @@ from isqn.study.grid import Cell, Study
 from isqn.study.grid import to_toml as study_toml
 from isqn.train import record
 from isqn.types import UserError
-from test_results import config, write_run
 
 TB, TF, IS = {"scheme": "target-based"}, {"scheme": "target-free"}, {"scheme": "iterated-shared"}
 TASK = {"env_id": "CartPole-v1", "random_score": 0.0, "reference_score": 10.0}  # a score is a tenth of the return
@@ -626,7 +626,7 @@ def write_runs(root: Path, *runs: tuple[str, DqnConfig], epochs=(30, 40), **more
 
 
 def small_config(scheme: str, seed: int = 0, **settings) -> DqnConfig:
-    return config(seed=seed, **{"epochs": 2, "scheme": scheme, "hidden_sizes": (4,)} | settings)
+    return run_config(seed=seed, **{"epochs": 2, "scheme": scheme, "hidden_sizes": (4,)} | settings)
 
 
 def test_a_folder_of_runs_without_a_study_is_compared(tmp_path):

@@ -188,7 +188,7 @@ def test_a_folder_is_trained_by_one_process(tmp_path):
     process.send_signal(signal.SIGHUP)  # a closed terminal
     process.communicate(timeout=60)
     assert process.returncode == 75
-    with record.hold([folder]):  # it is free again
+    with record.lock_run([folder]):  # it is free again
         pass
 
 

@@ -1,6 +1,8 @@
-"""Soft actor-critic: the numbers of SimbaV2, and the laws that tie the schemes together."""
+"""Tests of soft actor-critic: SimbaV2 against its paper, the losses by hand, and laws that relate the schemes."""
 
 from __future__ import annotations
+
+from functools import cache
 
 import jax
 import jax.numpy as jnp
@@ -8,12 +10,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from helpers import ALL_SCHEMES, assert_trees_close
+from helpers import ALL_SCHEMES, assert_trees_close, compile_functions
 from isqn import losses
-from isqn.agents import sac
-from isqn.agents.dqn import make_optimizer
+from isqn.agents import normalisation, sac
+from isqn.agents.base import make_adam
 from isqn.agents.registry import make_config
 from isqn.analysis.cost import size
+from isqn.networks import make_policy
 from isqn.networks.layers import BatchRenorm
 from isqn.networks.simba import bounded, unit, unit_columns
 from isqn.presets import preset_config
@@ -28,8 +31,18 @@ SIMBA = {"torso": "simba", "critic_width": 8, "policy_width": 4, "num_atoms": 11
 
 def make(spec=TASK, **fields):
     small = {"batch_size": 8, "hidden_sizes": (8,), "learning_rate": 0.01}
-    config = make_config("sac").replace(**small | fields)
-    return config, sac.make(config, spec)
+    return make_agent(make_config("sac", **small | fields), spec)
+
+
+@cache
+def make_agent(config, spec):
+    return config, compile_functions(sac.make(config, spec))
+
+
+def policy_network(config, spec=TASK):
+    """Build the policy of a config, without BatchNorm, for tests that follow an update by hand."""
+    style = {"width": config.policy_width, "blocks": config.policy_blocks, "batch_norm": False}
+    return make_policy(spec, config.torso, config.style | style)
 
 
 def random_batch(size=8, seed=0, spec=TASK):
@@ -44,9 +57,8 @@ def random_batch(size=8, seed=0, spec=TASK):
 
 
 def train(agent, state, updates, size=8):
-    update = jax.jit(agent.update)
     for i in range(updates):
-        state, metrics = update(state, random_batch(size, seed=i))
+        state, metrics = agent.update(state, random_batch(size, seed=i))
     return state, metrics
 
 
@@ -73,8 +85,8 @@ def test_parameters_of_simbav2(spec, scheme, k, kept):
     )
 
 
-def test_twins_are_two_critics():
-    """MLP (5, 8) and a head (8, 1), each with biases, and BatchNorm's two numbers for each of 8 units."""
+def test_twin_q_adds_the_parameters_of_a_second_critic():
+    """MLP (5, 8) and a head (8, 1), each with biases, and two BatchNorm parameters for each of 8 units."""
     one, two = (size(make(twin_q=twin)[0].replace(scheme="target-free"), TASK).parameters for twin in (False, True))
     assert two - one == (5 * 8 + 8) + (8 + 1) + 2 * 8
 
@@ -96,7 +108,7 @@ def test_every_column_of_simbav2_has_length_one():
     assert any((a != b).any() for a, b in zip(kernels(begun.params), kernels(after.params), strict=True))
 
 
-def test_features_lie_on_the_sphere_whatever_the_scale_of_the_input():
+def test_vectors_and_kernel_columns_are_scaled_to_length_one():
     assert float(jnp.linalg.norm(unit(jnp.array([3.0, 4.0])))) == pytest.approx(1)
     np.testing.assert_array_equal(unit(jnp.zeros(3)), 0)
     assert np.isfinite(jax.grad(lambda x: unit(x).sum())(jnp.zeros(3))).all()
@@ -110,7 +122,7 @@ def sphere(x):
 
 
 def simba_features(params, x, width, blocks, batch_norm):
-    """SimbaV2's critic below its heads, as its paper writes it, in float64; each Scaler by what it begins with."""
+    """Compute SimbaV2's critic below its heads in float64, as its paper writes it, with the initial scalers."""
     body, root = params["Body_0"], np.sqrt(2 / width)
     x = np.concatenate([x, np.full((len(x), 1), 3.0)], axis=-1)
     x = sphere(sphere(x) @ body["Dense_0"]["kernel"] * root)
@@ -128,7 +140,7 @@ def in_float64(tree):
 
 
 def critic_by_hand(state, x, batch_norm=True):
-    """(B, H, A) of the only critic."""
+    """Compute the outputs (B, H, A) of the only critic."""
     params = in_float64(jax.tree.map(lambda w: w[0], state.params["torso"]))
     heads = in_float64(state.params["heads"])
     assert not heads["bias"].any()
@@ -143,20 +155,20 @@ def test_simbav2_by_hand(batch_norm):
     np.testing.assert_allclose(found[:, :, 0], critic_by_hand(state, x, batch_norm == "yes"), atol=2e-6)
 
 
-def test_scalers_begin_where_adam_moves_them_as_fast_as_the_kernels():
-    """sqrt(2 / h), half of it in a block, and 1 / sqrt(h) for the way along the sphere, whatever they stand for."""
+def test_initial_values_of_the_scalers():
+    """They are sqrt(2 / h), half of it in a block, and 1 / sqrt(h) for the interpolation between blocks."""
     body = make(**SIMBA)[1].init(0).params["torso"]["Body_0"]
     begun = [float(body[f"Scaler_{i}"]["scale"].mean()) for i in range(5)]
     root, along = np.sqrt(2 / 8), np.sqrt(1 / 8)
     assert begun == pytest.approx([root, root / 2, along, root / 2, along])
 
 
-def test_the_deviation_of_a_policy_is_bounded():
+def test_the_log_standard_deviation_of_a_policy_is_bounded():
     np.testing.assert_allclose(bounded(jnp.array([-1e9, 0.0, 1e9])), [-10, -4, 2])
 
 
-def test_all_distributions_begin_nearly_uniform():
-    """Cross entropy then begins at the logarithm of the number of atoms: 4.615 for 101."""
+def test_initial_value_distributions_are_nearly_uniform():
+    """The initial cross entropy is the logarithm of the number of atoms: 4.615 for 101."""
     config, agent = make(scheme="iterated-shared", num_bellman_iterations=3, **SIMBA | {"num_atoms": 101})
     _, metrics = train(agent, agent.init(0), 1)
     assert metrics["loss"] / 3 == pytest.approx(np.log(config.num_atoms), abs=0.3)
@@ -166,19 +178,19 @@ def test_all_distributions_begin_nearly_uniform():
 
 
 def projected(probabilities, reward, discount, bound):
-    """Bellemare et al. 2017, algorithm 1, as printed."""
+    """Project a target distribution by Bellemare et al. 2017, algorithm 1, as printed."""
     count = len(probabilities)
     atoms, width = np.linspace(-bound, bound, count), 2 * bound / (count - 1)
-    found = np.zeros(count)
+    result = np.zeros(count)
     for probability, atom in zip(probabilities, atoms, strict=True):
         place = (np.clip(reward + discount * atom, -bound, bound) + bound) / width
         low, high = int(np.floor(place)), int(np.ceil(place))
         if low == high:
-            found[low] += probability
+            result[low] += probability
         else:
-            found[low] += probability * (high - place)
-            found[high] += probability * (place - low)
-    return found
+            result[low] += probability * (high - place)
+            result[high] += probability * (place - low)
+    return result
 
 
 @pytest.mark.parametrize(("reward", "discount"), [(0.3, 0.9), (-7.0, 0.9), (7.0, 0.5), (0.4, 0.0), (0.1, 1.0)])
@@ -194,7 +206,7 @@ def test_categorical_is_the_cross_entropy_with_the_projected_target(reward, disc
     assert float(found) == pytest.approx(-(aim * log_softmax).sum(), rel=1e-5)
 
 
-def test_categorical_without_reward_and_discount_one_leaves_the_target_as_it_is():
+def test_categorical_does_not_move_the_target_without_reward_and_discounting():
     """Cross entropy with itself is the entropy; for two even atoms of eleven, ln 2."""
     logits = np.full(11, -50.0)
     logits[[2, 7]] = 0.0
@@ -203,7 +215,7 @@ def test_categorical_without_reward_and_discount_one_leaves_the_target_as_it_is(
     assert float(found) == pytest.approx(np.log(2), rel=1e-4)
 
 
-def test_expected_is_the_square_of_the_error():
+def test_the_soft_bellman_loss_is_the_squared_error():
     """(1 + 0.9 * 10 - 4)^2"""
     step = Transition(None, None, 1.0, 0.9, None)
     q = losses.expected(Values(jnp.array([4.0]), None), Values(None, jnp.array([10.0])), step)
@@ -212,9 +224,11 @@ def test_expected_is_the_square_of_the_error():
 
 @pytest.mark.parametrize("twin", [False, True])
 def test_the_loss_of_a_critic_by_hand(twin):
-    """SimbaV2's order: the new policy draws a', the new temperature weighs its entropy, which moves the atoms before
-    gamma; rewards and observations are normalised by what was seen. Heads 1 and 2 learn from 0 and 1; of two critics,
-    from that which expects less."""
+    """The update follows SimbaV2: the new policy draws a', and the new temperature weighs its entropy.
+
+    The entropy bonus is part of the reward. Rewards and observations are normalised by the statistics of the observed
+    steps. Heads 1 and 2 learn from heads 0 and 1; with two critics, from the one with the smaller expected value.
+    """
     fields = {"num_bellman_iterations": 2, "normalise_rewards": True, "twin_q": twin, "learning_rate": 0.1}
     config, agent = make(**SIMBA | fields)
     state, batch = agent.init(0), random_batch()
@@ -229,7 +243,7 @@ def test_the_loss_of_a_critic_by_hand(twin):
         returns.append(0.99 * returns[-1] + 7 + step)
     divisor = max(np.std(returns[1:], ddof=1), returns[-1] / config.value_bound)
     key = jax.random.split(sac.device_key(0, "update", 0))[1]
-    (mean, log_std), _ = sac.make_policy(TASK, config).apply(after.policy.network, {}, next_obs.astype(np.float32))
+    (mean, log_std), _ = policy_network(config).apply(after.policy.network, {}, next_obs.astype(np.float32))
     next_action, log_probability = in_float64(sac.draw(key, mean, log_std))
     temperature = np.exp(float(after.policy.log_temperature))
     rows = np.concatenate([np.concatenate([obs, batch.action], 1), np.concatenate([next_obs, next_action], 1)])
@@ -251,8 +265,8 @@ def one_critic(state, c):
     return state._replace(params={"torso": torso, "heads": heads})
 
 
-def test_the_policy_trusts_the_critic_that_expects_less():
-    """With one of them lifted by 1,000 nothing of it is left in the gradient of the policy."""
+def test_the_actor_loss_uses_the_smaller_of_two_critics():
+    """If one critic is raised by 1,000, the gradient of the policy is that of the other critic alone."""
     _, agent = make(scheme="target-free", twin_q=True, joint_batch_norm="no")
     state = agent.init(0)
     bias, moments = state.params["heads"]["bias"], []
@@ -268,8 +282,8 @@ def test_the_policy_trusts_the_critic_that_expects_less():
     assert any((left != right).any() for left, right in zip(*moments, strict=True))
 
 
-def test_a_gradient_flows_through_the_averages_that_the_next_states_are_in():
-    """Against differences of the loss, whose targets no parameter moves: they do not know what is differentiated."""
+def test_the_gradient_passes_through_the_joint_batch_statistics():
+    """The gradient equals finite differences of the loss; with a discount of 0 no target depends on a parameter."""
     _, agent = make(scheme="target-free")
     state, batch = agent.init(0), random_batch(spec=WIDE)._replace(discount=np.zeros(8, np.float32))
 
@@ -288,7 +302,7 @@ def test_a_gradient_flows_through_the_averages_that_the_next_states_are_in():
     )
 
 
-def test_the_copy_of_target_based_learning_is_a_moving_average_that_nothing_projects():
+def test_the_target_network_is_a_moving_average_without_projection():
     _, agent = make(scheme="target-based", target_step_size=0.5, **SIMBA)
     state, _ = train(agent, agent.init(0), 1)
     begun = agent.init(0)
@@ -299,8 +313,8 @@ def test_the_copy_of_target_based_learning_is_a_moving_average_that_nothing_proj
     assert lengths.min() < 0.9999
 
 
-def test_density_of_an_action():
-    """Of tanh(u) with normal u: that of u over the slope of tanh; against scipy, in float64."""
+def test_the_log_density_of_an_action_equals_scipy():
+    """The density of tanh(u) with normal u is that of u over the slope of tanh; scipy computes it in float64."""
     mean, log_std = np.array([[0.3, -1.0]]), np.array([[-0.5, 0.2]])
     action, found = sac.draw(jax.random.key(0), jnp.asarray(mean, jnp.float32), jnp.asarray(log_std, jnp.float32))
     u = np.arctanh(np.asarray(action, np.float64))
@@ -308,7 +322,7 @@ def test_density_of_an_action():
     np.testing.assert_allclose(found, expected.sum(axis=1), rtol=1e-4)
 
 
-def test_densities_stay_finite_at_the_ends():
+def test_the_log_density_is_finite_for_saturated_actions():
     _, density = sac.draw(jax.random.key(0), jnp.array([[50.0]]), jnp.array([[0.0]]))
     assert np.isfinite(density)
 
@@ -318,7 +332,7 @@ def test_densities_stay_finite_at_the_ends():
 
 @pytest.mark.parametrize("fields", [{}, SIMBA], ids=["mlp", "simba"])
 def test_head_zero_is_frozen_between_refreshes(fields):
-    """With SimbaV2, but for the rounding of its length."""
+    """With SimbaV2, the projection to length 1 rounds it."""
     _, agent = make(scheme="iterated-shared", num_bellman_iterations=2, target_update_period=1_000, **fields)
     begun = agent.init(0)
     after, _ = train(agent, begun, 100)
@@ -329,7 +343,7 @@ def test_head_zero_is_frozen_between_refreshes(fields):
         assert (np.abs(now[1:] - before[1:]) > 1e-4).any()
 
 
-def test_a_whole_step_is_the_hard_shift():
+def test_a_target_step_size_of_one_is_the_hard_shift():
     _, agent = make(scheme="iterated-shared", num_bellman_iterations=3)
     state = agent.init(0)
     soft = agent.refresh(state).params["heads"]["kernel"]
@@ -337,13 +351,13 @@ def test_a_whole_step_is_the_hard_shift():
     hard = hard_agent.refresh(state).params["heads"]["kernel"]
     old = state.params["heads"]["kernel"]
     np.testing.assert_array_equal(hard, jnp.stack([old[1], old[2], old[3], old[3]]))
-    expected = [0.995 * old[i] + 0.005 * old[i + 1] for i in range(3)]  # all at once, from what was before
+    expected = [0.995 * old[i] + 0.005 * old[i + 1] for i in range(3)]  # all heads at once, from the old ones
     np.testing.assert_allclose(soft, jnp.stack([*expected, old[3]]), rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize("fields", [{"twin_q": True}, SIMBA], ids=["twins", "simba"])
-def test_one_shared_head_that_follows_at_once_is_target_free(fields):
-    """K = 1 with a refresh by a copy after each update: head 0 is head 1, so the targets are those of TF."""
+def test_iterated_shared_with_one_iteration_refreshed_at_every_update_is_target_free(fields):
+    """With K = 1 and a copy after each update, head 0 equals head 1, so the targets are those of TF."""
     _, shared = make(scheme="iterated-shared", num_bellman_iterations=1, target_step_size=1.0, **fields)
     _, free = make(scheme="target-free", **fields)
     begun = shared.init(3)
@@ -359,7 +373,7 @@ def test_one_shared_head_that_follows_at_once_is_target_free(fields):
 
 
 @pytest.mark.parametrize("fields", [{"twin_q": True}, SIMBA], ids=["twins", "simba"])
-def test_target_based_that_follows_at_once_is_target_free(fields):
+def test_target_based_refreshed_at_every_update_is_target_free(fields):
     same = {"joint_batch_norm": "no", "target_step_size": 1.0, **fields}
     (_, based), (_, free) = (make(scheme=scheme, **same) for scheme in ("target-based", "target-free"))
     left, _ = train(based, based.init(3), 10)
@@ -367,58 +381,58 @@ def test_target_based_that_follows_at_once_is_target_free(fields):
     assert_trees_close((left.params, left.policy), (right.params, right.policy), rtol=1e-3, atol=1e-5)
 
 
-def test_two_updates_in_one_program_are_two_updates():
+def test_two_updates_per_step_equal_two_single_updates():
     _, single = make(scheme="iterated-shared", num_bellman_iterations=2)
     _, double = make(scheme="iterated-shared", num_bellman_iterations=2, updates_per_step=2)
     first, second = random_batch(seed=0), random_batch(seed=1)
     left, _ = train(single, single.init(0), 2)
     both = jax.tree.map(lambda *two: np.concatenate(two), first, second)
-    right, metrics = jax.jit(double.update)(double.init(0), both)
+    right, metrics = double.update(double.init(0), both)
     assert int(right.optimizer.updates) == 2
     assert_trees_close((left.params, left.policy), (right.params, right.policy), rtol=1e-4, atol=1e-6)
-    _, last = jax.jit(single.update)(train(single, single.init(0), 1)[0], second)
-    _, once = jax.jit(single.update)(single.init(0), first)
+    _, last = single.update(train(single, single.init(0), 1)[0], second)
+    _, once = single.update(single.init(0), first)
     assert float(metrics["loss"]) == pytest.approx(float(once["loss"] + last["loss"]), rel=1e-4)
 
 
 @pytest.mark.parametrize(("scheme", "k"), ALL_SCHEMES)
 @pytest.mark.parametrize("fields", [{"twin_q": True}, SIMBA], ids=["twins", "simba"])
 def test_every_scheme_fits_a_fixed_target(fields, scheme, k):
-    """Terminal steps have one value each, whatever the scheme."""
+    """On terminal steps the target is the reward, whatever the scheme."""
     _, agent = make(scheme=scheme, num_bellman_iterations=k, **{"hidden_sizes": (32,), **fields})
     batch = random_batch()._replace(discount=np.zeros(8, np.float32))
-    state, update = agent.init(0), jax.jit(agent.update)
-    _, first = update(state, batch)
+    state = agent.init(0)
+    _, first = agent.update(state, batch)
     for _ in range(200):
-        state, last = update(state, batch)
+        state, last = agent.update(state, batch)
     assert np.isfinite(last["loss"])
     assert last["loss"] < 0.8 * first["loss"]
 
 
-def test_batch_norm_is_for_those_without_a_copy():
+def test_batch_norm_is_on_by_default_without_a_target_network():
     schemes = ("target-based", "target-free", "iterated-shared", "ensemble-shared", "iterated-target-based")
     found = [make(scheme=scheme)[0].uses_batch_norm for scheme in schemes]
     assert found == [False, True, True, True, False]
     assert make(scheme="target-based", joint_batch_norm="yes")[0].uses_batch_norm
 
 
-def test_statistics_move_with_the_critic_only_and_are_those_of_both_ends():
-    """After one update from 0 and 1, a hundredth of the mean of what the layer saw of s and s' together."""
+def test_batch_norm_statistics_follow_both_ends_of_the_critics_batch():
+    """After one update from 0, the running mean is a hundredth of the mean over s and s' together."""
     config, agent = make(scheme="target-free", learning_rate=0.0, normalise_observations=False)
     begun = agent.init(0)
     batch = random_batch()
-    after, _ = jax.jit(agent.update)(begun, batch)
+    after, _ = agent.update(begun, batch)
     (mean, _) = jax.tree.leaves(after.statistics)
     key = jax.random.split(sac.device_key(begun.seed, "update", 0))[1]
-    policy = sac.make_policy(TASK, config)
+    policy = policy_network(config)
     next_action, _ = sac.draw(key, *policy.apply(begun.policy.network, {}, batch.next_obs)[0])
     now, then = (np.concatenate(x, axis=-1) for x in ((batch.obs, batch.action), (batch.next_obs, next_action)))
     units, _ = agent.network.activations(begun.params, begun.statistics, np.concatenate([now, then]))
     np.testing.assert_allclose(mean[0], 0.01 * units[0].mean(axis=0), rtol=1e-4)
 
 
-def test_the_policy_looks_at_the_weighted_mean_of_the_heads():
-    """The gradient is linear in the weights of the heads, if these sum to 1."""
+def test_the_actor_loss_uses_the_weighted_mean_of_the_heads():
+    """The gradient of the policy is linear in the head weights, if they sum to 1."""
     policies = []
     for weights in ((1.0, 0.0), (0.0, 1.0), (0.5, 0.5)):
         config, agent = make(
@@ -440,27 +454,27 @@ def test_the_temperature_rises_while_the_entropy_is_below_its_target():
         assert float(state.policy.log_temperature) == pytest.approx(sign * 0.01, rel=1e-3)
     _, agent = make(target_entropy_per_action=-0.5)
     state, metrics = train(agent, agent.init(0), 1)
-    slope = 1.0 * (float(metrics["entropy"]) + 0.5 * 2)  # of two numbers of an action, at a temperature of 1
+    slope = 1.0 * (float(metrics["entropy"]) + 0.5 * 2)  # two action dimensions, at a temperature of 1
     assert float(state.optimizer.temperature[0].mu) == pytest.approx(0.1 * slope, rel=1e-4)
 
 
-def test_the_learning_rate_falls_in_a_line():
+def test_the_learning_rate_decays_linearly():
     config = preset_config("dmc-hard")
-    optimizer, one = make_optimizer(config), jnp.ones(())
+    optimizer, one = make_adam(config), jnp.ones(())
     state = optimizer.init(one)
     for updates, rate in ((0, 1e-4), (500_000, 5.5e-5), (1_000_000, 1e-5), (2_000_000, 1e-5)):
         at = jax.tree.map(lambda x, n=updates: jnp.asarray(n, x.dtype) if x.dtype == jnp.int32 else x, state)
-        # a gradient of 1, and moments as they are when it always was: Adam's step is the rate
+        # after a constant gradient of 1, Adam's step is the learning rate
         at = (at[0]._replace(mu=one, nu=one, count=jnp.int32(2**30)), *at[1:])
         step, _ = optimizer.update(one, at)
         assert float(-step) == pytest.approx(rate, rel=1e-3)
 
 
-# -- what the paper leaves open ----------------------------------------------------------------------------------------
+# -- settings that the paper does not specify --------------------------------------------------------------------------
 
 
-def test_what_the_policy_climbs():
-    """Three pairs of weights 1, 1/4, 1/16, which sum to 21/16."""
+def test_aggregation_of_the_heads_in_the_actor_loss():
+    """Three pairs have the weights 1, 1/4 and 1/16, which sum to 21/16."""
     expected = {
         "weighted-mean": (16 / 21, 4 / 21, 1 / 21),
         "weighted-sum-over-k": (1 / 3, 1 / 12, 1 / 48),
@@ -469,25 +483,25 @@ def test_what_the_policy_climbs():
     }
     for rule, weights in expected.items():
         assert make(num_bellman_iterations=3, policy_value=rule)[0].actor_head_weights == pytest.approx(weights)
-    with pytest.raises(UserError, match="it must have a sum above 0, for the policy's loss"):
+    with pytest.raises(UserError, match="it must have a sum above 0, for the actor loss"):
         make(num_bellman_iterations=2, head_weights=(0.0, 0.0))
 
 
-def test_a_refresh_of_head_zero_alone():
+def test_a_refresh_can_move_head_zero_alone():
     _, agent = make(num_bellman_iterations=3, refreshed_heads="first", target_step_size=1.0)
     state = agent.init(0)
     old, new = state.params["heads"]["kernel"], agent.refresh(state).params["heads"]["kernel"]
     np.testing.assert_array_equal(new, jnp.stack([old[1], old[1], old[2], old[3]]))
 
 
-def test_heads_begin_apart_or_head_zero_as_a_copy_of_head_one():
+def test_heads_are_initialised_independently_or_head_zero_as_a_copy_of_head_one():
     for rule, copied in (("independent", False), ("copied", True)):
         heads = make(num_bellman_iterations=2, initial_heads=rule)[1].init(0).params["heads"]["kernel"]
         same = [bool((heads[i] == heads[i + 1]).all()) for i in range(2)]
         assert same == [copied, False]
 
 
-def test_frozen_heads_are_projected_or_stay_as_they_are():
+def test_projection_of_frozen_heads_is_optional():
     for projected, length in ((True, 1.0), (False, 0.5)):
         _, agent = make(target_update_period=1_000, project_frozen_heads=projected, **SIMBA)
         state = agent.init(0)
@@ -499,13 +513,13 @@ def test_frozen_heads_are_projected_or_stay_as_they_are():
 
 
 @pytest.mark.parametrize("order", ["policy-first", "critic-first"])
-def test_who_comes_first_does_not_see_what_the_other_learns(order):
-    """In one update: the critic does not know the new temperature, or the policy not the new critic."""
+def test_update_order_of_policy_and_critic(order):
+    """In one update, the part that comes first does not depend on the new value of the other."""
     critics, policies = [], []
     for entropy, reward in ((-99.0, 0.0), (0.6, 0.0), (-99.0, 9.0)):
         _, agent = make(update_order=order, target_entropy_per_action=entropy, normalise_observations=False)
         batch = random_batch()._replace(reward=np.full(8, reward, np.float32))
-        state, _ = jax.jit(agent.update)(agent.init(0), batch)
+        state, _ = agent.update(agent.init(0), batch)
         gradients = (state.optimizer.critic[0].mu, state.optimizer.policy[0].mu)  # a tenth of them
         critic, policy = (np.concatenate([leaf.ravel() for leaf in jax.tree.leaves(tree)]) for tree in gradients)
         critics.append(critic)
@@ -514,20 +528,20 @@ def test_who_comes_first_does_not_see_what_the_other_learns(order):
     assert (policies[0] != policies[2]).any() == (order == "critic-first")
 
 
-def test_no_loss_of_the_policy_moves_the_averages_of_the_critic():
+def test_the_actor_loss_does_not_update_the_statistics_of_the_critic():
     states = []
     for rule in ("running", "batch"):
         _, agent = make(scheme="target-free", policy_loss_statistics=rule, normalise_observations=False)
         states.append(train(agent, agent.init(0), 1)[0])
-    # one update: the critic learned from policies that differ by a step of 0.01, and so did its averages
+    # after one update the critics learned from policies that differ by a step of 0.01
     assert_trees_close(*(state.statistics for state in states), rtol=0.05, atol=1e-3)
     leaves = [jax.tree.leaves(state.optimizer.policy) for state in states]
     assert any((left != right).any() for left, right in zip(*leaves, strict=True))
 
 
 @pytest.mark.parametrize("fields", [{}, SIMBA], ids=["mlp", "simba"])
-def test_batch_norm_of_the_input_and_of_the_policy(fields):
-    """Two numbers for each of 3 + 2 inputs of the critic, 3 of the policy, and each of its units after a ReLU."""
+def test_parameters_of_batch_norm_at_the_input_and_in_the_policy(fields):
+    """BatchNorm has two parameters for each of 3 + 2 inputs of the critic, 3 of the policy, and each of its units."""
     units = 4 * fields["policy_width"] if fields else 8
     plain, _ = make(**fields)
     found = {name: size(plain.replace(**{name: True}), TASK) for name in ("batch_norm_input", "batch_norm_policy")}
@@ -543,8 +557,8 @@ def test_batch_norm_of_the_input_and_of_the_policy(fields):
     assert not jax.tree.leaves(make(scheme="target-based", batch_norm_policy=True)[1].init(0).policy.statistics)
 
 
-def test_batch_renormalisation():
-    """Ioffe 2017: near the running averages, training and evaluation are the same; at first it is BatchNorm."""
+def test_batch_renormalisation_by_hand():
+    """During warm-up it is BatchNorm; later training equals evaluation near the running averages (Ioffe 2017)."""
     x = np.random.default_rng(0).normal(2, 3, (64, 4)).astype(np.float32)
     layer = BatchRenorm(epsilon=1e-3)
     params = layer.init(jax.random.key(0), x, False)
@@ -567,44 +581,43 @@ def test_batch_renormalisation():
     assert np.isfinite(train(agent, agent.init(0), 2)[1]["loss"])
 
 
-def test_half_the_precision_is_for_products_only():
+def test_bfloat16_is_used_in_matrix_products_only():
     config, agent = make(compute_dtype="bfloat16", **SIMBA)
     state = agent.init(0)
     _, features = agent.activations(state, random_batch())
     assert {leaf.dtype for leaf in jax.tree.leaves((state.params, state.policy, features))} == {np.dtype("float32")}
-    (mean, log_std), _ = sac.make_policy(TASK, config).apply(state.policy.network, {}, random_batch().obs)
+    (mean, log_std), _ = policy_network(config).apply(state.policy.network, {}, random_batch().obs)
     assert (mean.dtype, log_std.dtype, unit(jnp.ones(3, jnp.bfloat16)).dtype) == (jnp.float32,) * 3
 
 
 # -- normalisation -----------------------------------------------------------------------------------------------------
 
 
-def test_rewards_are_divided_by_the_deviation_of_the_return_or_its_bound():
-    """G = gamma (1 - ended) G + r, and the divisor is max(deviation, largest |G| / 5)."""
+def test_rewards_are_divided_by_the_standard_deviation_of_returns_or_by_their_bound():
+    """The return is G = gamma (1 - ended) G + r, and the divisor max(deviation, largest |G| / bound)."""
     config, agent = make(normalise_rewards=True, discount=0.5, num_atoms=11)
     state = agent.init(0)
     rewards, ends, total, returns = [1.0, 2.0, 40.0, 1.0], [False, False, True, False], 0.0, []
-    observe = jax.jit(agent.observe)
-    state, _ = observe(state, jnp.zeros(3))
+    state, _ = agent.observe(state, jnp.zeros(3))
     for reward, end in zip(rewards, ends, strict=True):
-        state, frame = observe(state, jnp.ones(3), reward, end)
+        state, frame = agent.observe(state, jnp.ones(3), reward, end)
         total = 0.5 * (1 - end) * total + reward
         returns.append(total)
     assert returns == [1.0, 2.5, 40.0, 21.0]  # the last reward of an episode leaks into the next one
-    np.testing.assert_array_equal(frame, 1)  # what is stored is as it came
+    np.testing.assert_array_equal(frame, 1)  # the replay stores raw frames
     assert float(state.moments.returns.largest) == 40
     deviation = np.std(returns, ddof=1)
-    assert float(sac.normalise.scale(state.moments)) == pytest.approx(deviation, rel=1e-5)
+    assert float(normalisation.reward_scale(state.moments)) == pytest.approx(deviation, rel=1e-5)
     assert deviation > 40 / config.value_bound
-    assert float(sac.normalise.scale(state.moments, config.value_bound)) == pytest.approx(deviation, rel=1e-5)
-    assert float(sac.normalise.scale(state.moments, 1.0)) == 40
+    assert float(normalisation.reward_scale(state.moments, config.value_bound)) == pytest.approx(deviation, rel=1e-5)
+    assert float(normalisation.reward_scale(state.moments, 1.0)) == 40
     _, without = make(normalise_observations=False)
-    assert not jax.tree.leaves(without.init(0).moments)  # so that no program counts nothing
+    assert not jax.tree.leaves(without.init(0).moments)  # without normalisation the state has no moments
 
 
-def test_acting_is_uniform_then_a_sample_then_the_mean():
+def test_actions_are_uniform_before_learning_and_then_samples_or_the_mean():
     config, agent = make(normalise_observations=False)
-    state, act = agent.init(0), jax.jit(agent.act)
+    state, act = agent.init(0), agent.act
     assert [config.epsilon(step) for step in (0, 999, 1_000, 10**6)] == [1.0, 1.0, 0.0, 0.0]
     uniform = np.array([act(state, jnp.zeros(3), 1.0, step, 0).action for step in range(300)])
     assert np.abs(uniform).max() <= 1
@@ -612,6 +625,6 @@ def test_acting_is_uniform_then_a_sample_then_the_mean():
     samples = np.array([act(state, jnp.zeros(3), 0.0, step, 0).action for step in range(300)])
     assert len(np.unique(samples)) > 500
     _, certain = make(normalise_observations=False, acting_rule="mean")
-    means = np.array([jax.jit(certain.act)(state, jnp.zeros(3), 0.0, step, 0).action for step in range(3)])
-    (mean, _), _ = sac.make_policy(TASK, config).apply(state.policy.network, {}, np.zeros((1, 3)))
+    means = np.array([certain.act(state, jnp.zeros(3), 0.0, step, 0).action for step in range(3)])
+    (mean, _), _ = policy_network(config).apply(state.policy.network, {}, np.zeros((1, 3)))
     np.testing.assert_allclose(means, np.tanh(np.repeat(mean, 3, axis=0)), rtol=1e-5)

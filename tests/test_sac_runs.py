@@ -1,4 +1,4 @@
-"""Runs with continuous actions: from the command line and from Python, resumed to the same bits."""
+"""Runs of `isqn train sac`: from the command line and from Python, resumed to the same bits."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ CARTPOLE = PENDULUM.replace(
 
 
 @pytest.mark.parametrize("config", [PENDULUM, CARTPOLE], ids=["gymnasium", "dm_control"])
-def test_resume_is_invisible(config, tmp_path, monkeypatch):
-    """Stopped in the middle of episodes: continuous actions bring the simulator back to the same bits."""
+def test_a_stopped_and_resumed_run_ends_with_the_same_bits(config, tmp_path, monkeypatch):
+    """It stops in the middle of episodes: the seed and the continuous actions restore the simulator exactly."""
     run.start(config, tmp_path / "whole", quiet=True)
     folder = tmp_path / "parts"
     record.create_run(folder, config)
@@ -62,7 +62,7 @@ def test_resume_is_invisible(config, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("scheme", "k"), [("target-based", 1), ("target-free", 1), ("iterated-shared", 9)])
-def test_the_papers_size_starts_stops_and_goes_on_to_the_same_bits(scheme, k, tmp_path, monkeypatch):
+def test_a_run_at_the_size_of_the_paper_resumes_to_the_same_bits(scheme, k, tmp_path, monkeypatch):
     config = preset_config("dmc-hard").replace(scheme=scheme, num_bellman_iterations=k, learning_starts=480)
     config = config.replace(total_timesteps=500, epoch_steps=500, log_period_steps=10)
     run.start(config, tmp_path / "whole", quiet=True)
@@ -97,11 +97,11 @@ def test_the_command_line_trains_evaluates_and_probes(tmp_path, capsys):
     assert "--metric target-churn is not for iS-SAC K=3; choose one of effective-rank" in capsys.readouterr().err
 
 
-def test_probes_along_training(tmp_path):
+def test_probes_during_training(tmp_path):
     run.start(CARTPOLE.replace(analysis=True, analysis_samples=100), tmp_path, quiet=True)
     rows = record.read_table(tmp_path / "metrics.csv")
     assert {"effective_rank", "dormant_share", "head_cosine", "entropy", "temperature"} <= rows[-1].keys()
-    assert 0 < float(rows[-1]["batch_norm_deviation"]) < 0.5  # of units whose inputs lie on a sphere
+    assert 0 < float(rows[-1]["batch_norm_deviation"]) < 0.5  # inputs of length 1 have small deviations
     assert int(rows[-1]["updates"]) == 2 * (int(rows[-1]["step"]) - CARTPOLE.learning_starts)
 
 
@@ -110,13 +110,16 @@ def test_probes_along_training(tmp_path):
     [
         ("train sac --env-id CartPole-v1", "The actions of CartPole-v1 are a finite set; use `isqn train dqn` or"),
         ("train dqn --env-id Pendulum-v1", "The actions of Pendulum-v1 are continuous; use `isqn train sac`."),
-        ("train sac --acting-rule last", "--acting-rule is 'last'; it must be one of sample, mean for sac."),
-        ("train dqn --acting-rule sample", "it must be one of uniform, episode, mean, last for dqn."),
+        ("train sac --acting-rule last", "--acting-rule is 'last'; choose one of sample, mean."),
+        ("train dqn --acting-rule sample", "--acting-rule is 'sample'; choose one of uniform, episode, mean, last."),
         (
             "train sac --loss huber",
-            "`isqn train sac` has no flag --loss; it is for `isqn train dqn` or `isqn train cql`.",
+            "`isqn train sac` has no flag --loss; it is for `isqn train dqn` or `isqn train cql`, not for sac.",
         ),
-        ("train sac --num-seeds 2", "has no flag --num-seeds; it is for `isqn train dqn` or `isqn train stream-q`."),
+        (
+            "train sac --num-seeds 2",
+            "has no flag --num-seeds; it is for `isqn train dqn` or `isqn train stream-q`, not for sac.",
+        ),
         ("train dqn --torso simba", "--torso simba is for `isqn train sac`; use --torso auto."),
         ("train sac --torso nature", "--torso nature needs images"),
         ("train sac --num-atoms 0", "--num-atoms is 0; it must be at least 1."),
@@ -146,8 +149,8 @@ def test_bad_input_is_answered_in_a_sentence(argv, sentence, tmp_path, monkeypat
     assert not list(tmp_path.iterdir())
 
 
-def test_the_facade(tmp_path):
-    """Actions are those of the environment: of a pendulum, up to 2."""
+def test_the_facade_learns_predicts_saves_and_loads(tmp_path):
+    """Actions are in the units of the environment: up to 2 for a pendulum."""
     model = isqn.Model("sac", hidden_sizes=(8,), batch_size=16, learning_starts=100, seed=1)
     assert model.spec.id == "Pendulum-v1"
     model.learn(400)
@@ -164,10 +167,10 @@ def test_the_facade(tmp_path):
     returns = [episode.episodic_return for episode in isqn.evaluate(again, episodes=2)]
     assert returns == [episode.episodic_return for episode in isqn.evaluate(model, env, episodes=2)]
     with pytest.raises(UserError, match="learns from vectors only"):
-        isqn.Model("sac", env=Pictures())
+        isqn.Model("sac", env=ImageEnv())
 
 
-def test_a_model_acts_within_the_bounds_that_it_was_trained_in(tmp_path):
+def test_a_model_refuses_an_environment_with_other_action_bounds(tmp_path):
     isqn.Model("sac", hidden_sizes=(8,)).save(tmp_path / "model")
     env = gym.make("Pendulum-v1")
     env.unwrapped.action_space = gym.spaces.Box(-9, 9, (1,), np.float32)
@@ -175,8 +178,8 @@ def test_a_model_acts_within_the_bounds_that_it_was_trained_in(tmp_path):
         isqn.Model.load(tmp_path / "model", env=env)
 
 
-def test_playing_leaves_what_is_normalised_by_alone():
-    """That of a replay; an agent that learns from a stream goes on with it."""
+def test_evaluations_count_moments_for_streaming_agents_only():
+    """The moments of an agent with a replay stay as they are; those of a streaming agent move on."""
     model = isqn.Model("sac", hidden_sizes=(8,))
 
     def observe(*_):
@@ -184,18 +187,18 @@ def test_playing_leaves_what_is_normalised_by_alone():
 
     agent = model._agent._replace(observe=observe)
     with pytest.raises(AssertionError, match="counted"):
-        evaluate(agent._replace(streams=True), model.state, make_environment("Pendulum-v1"), **ONE_GAME)
+        evaluate(agent._replace(is_streaming=True), model.state, make_environment("Pendulum-v1"), **ONE_GAME)
     (played,) = evaluate(agent, model.state, make_environment("Pendulum-v1"), **ONE_GAME)
     assert played.length == 200
 
 
-class Pictures(gym.Env):
+class ImageEnv(gym.Env):
     observation_space = gym.spaces.Box(0, 255, (8, 8, 3), np.uint8)
     action_space = gym.spaces.Box(-1, 1, (2,), np.float32)
 
 
 @pytest.mark.parametrize("scale", ["mini", "paper"])
-def test_the_study_of_the_paper(scale):
+def test_the_study_of_continuous_control(scale):
     study = find_study("continuous", scale)
     labels = [cell.config.label for cell in study.cells if cell.task == study.cells[0].task]
     assert labels == ["TB-SAC", "TB-SAC", "TF-SAC", "iS-SAC K=1", "iS-SAC K=9"]

@@ -1,16 +1,18 @@
-"""Stream Q(λ): the laws of its update, against a slow one that follows the papers word by word."""
+"""Stream Q(λ): its update equals a slow reference that follows the papers, and laws of traces and step sizes."""
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cache
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from helpers import ALL_SCHEMES, compile_functions
 from isqn import moments
 from isqn.agents import stream_q
+from isqn.agents.base import target_schedule
 from isqn.agents.registry import make_config
 from isqn.networks import make_network
 from isqn.types import EnvSpec, Transition
@@ -27,7 +29,7 @@ def scheme(name: str, k: int = 1, **more):
 
 
 def stream(length: int, spec: EnvSpec = VECTOR, seed: int = 0):
-    """Random steps, of which the next begins where the last one ended; some end, some explore."""
+    """Yield random steps, each from where the last one led; some end an episode, some explore."""
     rng = np.random.default_rng(seed)
     obs = rng.normal(size=(length + 1, *spec.obs_shape)).astype(np.float32)
     for i in range(length):
@@ -44,30 +46,34 @@ def stream(length: int, spec: EnvSpec = VECTOR, seed: int = 0):
         )
 
 
+@cache
+def make_agent(config, spec: EnvSpec = VECTOR):
+    return compile_functions(stream_q.make(config, spec))
+
+
 def learn(config, steps, spec: EnvSpec = VECTOR, state=None):
-    """The states after each step, refreshed every T."""
-    agent = stream_q.make(config, spec)
+    """Yield the state after each step, refreshed every T."""
+    agent = make_agent(config, spec)
     state = agent.init(0) if state is None else state
-    update, refresh = jax.jit(agent.update), jax.jit(agent.refresh)
     for time, step in enumerate(steps, start=1):
-        state, _ = update(state, step)
+        state, _ = agent.update(state, step)
         if time % config.target_update_period == 0:
-            state = refresh(state)
+            state = agent.refresh(state)
         yield state
 
 
-def slow(config, steps, spec: EnvSpec = VECTOR):
-    """Each pair has a whole trace of its own, over all parameters, and each gradient is a backward pass of its own.
+def reference(config, steps, spec: EnvSpec = VECTOR):
+    """Yield the parameters and the traces after each step, computed as in the papers.
 
-    Yields the parameters and the traces after each step.
+    Each pair has a trace of its own over all parameters, and each gradient is a backward pass of its own.
     """
     k = config.num_bellman_iterations
-    network = make_network(spec, k + 1, config)
-    params = stream_q.make(config, spec).init(0).params
-    traces = [jax.tree.map(jnp.zeros_like, params) for _ in range(k)]
+    network = make_network(spec, k + 1, config.torso, config.style)
+    params = jax.device_get(make_agent(config, spec).init(0).params)
+    traces = [jax.tree.map(np.zeros_like, params) for _ in range(k)]
 
     @jax.jit
-    def look(params, step):
+    def evaluate(params, step):
         def value(params, head):
             return network.apply(params, {}, step.obs)[0][0, head, step.action[0]]
 
@@ -76,33 +82,33 @@ def slow(config, steps, spec: EnvSpec = VECTOR):
         return gradients, now, after
 
     for time, step in enumerate(steps, start=1):
-        gradients, now, after = look(params, step)
-        moves, reaches = [], []
+        gradients, now, after = jax.device_get(evaluate(params, step))
+        errors, reaches = [], []
+        fade = np.float32(config.discount * config.trace_decay)
         for head in range(1, k + 1):
             error = float(step.reward[0] + step.discount[0] * after[head - 1].max() - now[head, step.action[0]])
-            fade = config.discount * config.trace_decay
-            traces[head - 1] = jax.tree.map(lambda z, g, fade=fade: fade * z + g, traces[head - 1], gradients[head - 1])
-            norm = sum(float(np.abs(np.asarray(z, np.float64)).sum()) for z in jax.tree.leaves(traces[head - 1]))
-            moves.append(error)
+            traces[head - 1] = jax.tree.map(lambda z, g: fade * z + g, traces[head - 1], gradients[head - 1])  # noqa: B023
+            norm = sum(float(np.abs(z.astype(np.float64)).sum()) for z in jax.tree.leaves(traces[head - 1]))
+            errors.append(error)
             reaches.append(config.obgd_kappa * max(abs(error), 1) * norm)
         if config.obgd == "joint":
             reaches = [sum(reaches)] * k
-        for trace, error, reach in zip(traces, moves, reaches, strict=True):
-            size = config.learning_rate / max(config.learning_rate * reach, 1)
-            params = jax.tree.map(lambda w, z, move=size * error: w + move * z, params, trace)
+        for trace, error, reach in zip(traces, errors, reaches, strict=True):
+            move = np.float32(config.learning_rate / max(config.learning_rate * reach, 1) * error)
+            params = jax.tree.map(lambda w, z, move=move: w + move * z, params, trace)
         if step.ended[0] or step.explored[0]:
-            traces = [jax.tree.map(jnp.zeros_like, trace) for trace in traces]
+            traces = [jax.tree.map(np.zeros_like, trace) for trace in traces]
         if time % config.target_update_period == 0:
-            tau = config.target_step_size
-            heads = jax.tree.map(
-                lambda w, tau=tau: tau * jnp.concatenate([w[1:], w[-1:]]) + (1 - tau) * w, params["heads"]
-            )
+            new, old = np.float32(config.target_step_size), np.float32(1 - config.target_step_size)
+            heads = jax.tree.map(lambda w: new * np.concatenate([w[1:], w[-1:]]) + old * w, params["heads"])  # noqa: B023
             params = {**params, "heads": heads}
-            if config.shift_traces:  # the trace of head k + 1, now with respect to where that head has gone
-                before = [{**z, "heads": jax.tree.map(lambda w: jnp.roll(w, -1, axis=0), z["heads"])} for z in traces]
-                shifted = [*before[1:], traces[-1]]
-                mix = partial(jax.tree.map, lambda old, new, tau=tau: tau * new + (1 - tau) * old)
-                traces = list(map(mix, traces, shifted))
+            if config.shift_traces:  # the trace of head k + 1, with respect to the head that it moves to
+                rolled = [{**z, "heads": jax.tree.map(lambda w: np.roll(w, -1, axis=0), z["heads"])} for z in traces]
+                shifted = [*rolled[1:], traces[-1]]
+                traces = [
+                    jax.tree.map(lambda z, next_z: new * next_z + old * z, *pair)  # noqa: B023
+                    for pair in zip(traces, shifted, strict=True)
+                ]
         yield params, traces
 
 
@@ -124,40 +130,40 @@ def assert_close(one, other, **tolerance):
         (2, SMALL, {"layer_norm_axes": "all"}),
     ],
 )
-def test_the_update_is_that_of_the_slow_one(k, spec, settings):
+def test_the_update_equals_the_reference(k, spec, settings):
     config = scheme("iterated-shared", k, target_update_period=7, **settings)
-    fast = learn(config, stream(60, spec), spec)
-    for state, (params, _) in zip(fast, slow(config, stream(60, spec), spec), strict=True):
+    states, expected = learn(config, stream(60, spec), spec), reference(config, stream(60, spec), spec)
+    for state, (params, _) in zip(states, expected, strict=True):
         assert_close(state.params, params, rtol=2e-4, atol=2e-5)
 
 
-def test_one_head_that_is_refreshed_at_each_step_is_target_free():
-    """Over 500 random steps, to float error."""
+def test_iterated_shared_with_one_iteration_refreshed_at_every_step_is_target_free():
+    """The parameters stay equal over 500 random steps, up to rounding."""
     free, shared = scheme("target-free"), scheme("iterated-shared", 1, target_update_period=1)
-    state = stream_q.make(free, VECTOR).init(0)
+    state = make_agent(free).init(0)
     twice = jax.tree.map(lambda w: jnp.concatenate([w, w]), state.params["heads"])
-    started = stream_q.make(shared, VECTOR).init(0)._replace(params={**state.params, "heads": twice})
+    started = make_agent(shared).init(0)._replace(params={**state.params, "heads": twice})
     pairs = zip(learn(free, stream(500), state=state), learn(shared, stream(500), state=started), strict=True)
     for one, other in pairs:
         assert_close(other.params["torso"], one.params["torso"], rtol=1e-5, atol=1e-6)
         for head in (0, 1):
-            mine = jax.tree.map(lambda w, head=head: w[head : head + 1], other.params["heads"])
-            assert_close(mine, one.params["heads"], rtol=1e-5, atol=1e-6)
+            of_head = jax.tree.map(lambda w, head=head: w[head : head + 1], other.params["heads"])
+            assert_close(of_head, one.params["heads"], rtol=1e-5, atol=1e-6)
 
 
-def test_the_traces_of_the_heads_are_one_and_the_same():
-    """With respect to itself, every head has the trace that is kept once; with respect to others, none."""
+def test_all_heads_share_one_trace():
+    """The trace of a head with respect to itself is the shared one, and with respect to other heads zero."""
     config = scheme("iterated-shared", 3, target_update_period=7)
-    for state, (_, traces) in zip(learn(config, stream(40)), slow(config, stream(40)), strict=True):
-        kept = state.optimizer.head
-        faded = float(state.optimizer.fade) > 0  # the fast one forgets at the beginning of the next step
+    for state, (_, traces) in zip(learn(config, stream(40)), reference(config, stream(40)), strict=True):
+        shared = state.optimizer.head
+        continues = float(state.optimizer.fade) > 0  # the agent clears its traces at the start of the next step
         for pair, trace in enumerate(traces):
             for name, z in trace["heads"].items():
-                np.testing.assert_allclose(z[pair + 1], np.asarray(kept[name]) * faded, rtol=1e-4, atol=1e-6)
+                np.testing.assert_allclose(z[pair + 1], np.asarray(shared[name]) * continues, rtol=1e-4, atol=1e-6)
                 assert not np.delete(np.asarray(z), pair + 1, axis=0).any()
 
 
-def test_head_0_only_moves_at_a_refresh():
+def test_head_0_moves_only_at_a_refresh():
     config = scheme("iterated-shared", 3, target_update_period=10)
     before = None
     for time, state in enumerate(learn(config, stream(30)), start=1):
@@ -169,17 +175,51 @@ def test_head_0_only_moves_at_a_refresh():
         before = first
 
 
-@pytest.mark.parametrize("name", ["target-free", "target-based", "ensemble-shared", "iterated-target-based"])
-def test_every_scheme_learns_from_a_stream(name):
-    config = scheme(name, 2)
-    *_, last = learn(config, stream(30))
-    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(last.params))
-    copies = last.copies
-    if name == "target-based":  # the copy is as old as the last refresh
-        assert_close(copies[0], last.params, rtol=0, atol=0)
+# A problem of two states: for each state and action the reward, the next state and whether the episode terminates.
+REWARD = np.array([[0.0, 1.0], [2.0, 5.0]], np.float32)
+NEXT_STATE = np.array([[0, 1], [0, 1]])
+TERMINATES = np.array([[False, False], [False, True]])
+# Q*(1, 1) = 5, V(0) = 1 + 0.9 V(1) and V(1) = 2 + 0.9 V(0), so V(1) = 2.9 / 0.19
+VALUE_1 = 2.9 / 0.19
+VALUE_0 = 1 + 0.9 * VALUE_1
+OPTIMAL = [[0.9 * VALUE_0, VALUE_0], [VALUE_1, 5.0]]
 
 
-def test_a_target_that_is_copied_at_each_step_is_none():
+@pytest.mark.parametrize(("name", "k"), ALL_SCHEMES)
+def test_every_scheme_learns_the_optimal_values_from_a_stream(name, k):
+    """A linear network on one-hot states is a table; half of the actions are random, which cuts the traces."""
+    config = scheme(name, k, hidden_sizes=(), initial_sparsity=0.0, discount=0.9, target_sync_period=3)
+    agent = stream_q.make(config, EnvSpec("Two-v0", "test", (2,), "float32", 2))
+    schedule = target_schedule(config, agent)
+
+    def step(carry, time):
+        state, at = carry
+        obs = jnp.eye(2)[at]
+        choice = agent.act(state, obs, 0.5, time, 0)
+        ends, after = jnp.asarray(TERMINATES)[at, choice.action], jnp.asarray(NEXT_STATE)[at, choice.action]
+        reward, discount = jnp.asarray(REWARD)[at, choice.action], jnp.where(ends, 0.0, 0.9)
+        transition = Transition(obs, choice.action, reward, discount, jnp.eye(2)[after], ends, choice.explored)
+        state, _ = agent.update(state, jax.tree.map(lambda x: x[None], transition))
+        for is_due, function in (
+            (schedule.is_sync_due(time + 1), agent.sync),
+            (schedule.is_refresh_due(time + 1), agent.refresh),
+        ):
+            state = jax.lax.cond(is_due, function, lambda same: same, state)
+        return (state, after), None
+
+    (state, _), _ = jax.jit(lambda s: jax.lax.scan(step, (s, 0), jnp.arange(20_000)))(agent.init(0))
+    heads = jax.device_get(state.params["heads"])
+    for head in config.target_scheme.online:
+        np.testing.assert_allclose(heads["kernel"][head] + heads["bias"][head], OPTIMAL, rtol=0.01)
+
+
+def test_the_target_network_is_that_of_the_last_refresh():
+    states = list(learn(scheme("target-based", target_update_period=10), stream(34)))
+    assert_close(states[-1].copies[0], states[29].params, rtol=0, atol=0)
+    assert (states[-1].copies[0]["heads"]["kernel"] != states[-1].params["heads"]["kernel"]).any()
+
+
+def test_target_based_refreshed_at_every_step_is_target_free():
     based, free = scheme("target-based", target_update_period=1), scheme("target-free")
     for one, other in zip(learn(based, stream(50)), learn(free, stream(50)), strict=True):
         assert_close(one.params, other.params, rtol=1e-6, atol=1e-7)
@@ -195,11 +235,14 @@ def test_step_sizes_by_hand():
 
 
 @pytest.mark.parametrize("spec", [VECTOR, SMALL], ids=["vector", "image"])
-def test_no_step_is_longer_than_the_bound(spec):
-    """All parameters together move by at most 1 / kappa, for each pair: also the first step, where a normalised
-    observation is all zeros and LayerNorm has its steepest gradient."""
+def test_no_step_exceeds_the_bound(spec):
+    """The absolute changes of all parameters sum to at most 1 / kappa for each pair.
+
+    This holds for the first step, too, where a normalised observation is all zeros and LayerNorm has its steepest
+    gradient.
+    """
     config = scheme("iterated-shared", 3, normalise_rewards=True, target_update_period=1_000)
-    before = stream_q.make(config, spec).init(0).params
+    before = make_agent(config, spec).init(0).params
     steps = [step._replace(obs=step.obs * (i > 0)) for i, step in enumerate(stream(50, spec))]
     for state in learn(config, steps, spec):
         moved = jax.tree.map(lambda a, b: np.abs(np.asarray(a) - np.asarray(b)).sum(), state.params, before)
@@ -207,29 +250,29 @@ def test_no_step_is_longer_than_the_bound(spec):
         before = state.params
 
 
-def test_traces_end_after_the_update_of_the_step_that_ends_them():
+def test_traces_are_cleared_after_the_update_of_a_last_or_exploring_step():
     config = scheme("target-free")
     first, second = stream(2)
     flags = {"ended": np.array([False]), "explored": np.array([False])}
-    ways = {
-        "goes on": first._replace(**flags),
+    steps = {
+        "continues": first._replace(**flags),
         "explores": first._replace(**{**flags, "explored": np.array([True])}),
-        "is cut": first._replace(**{**flags, "ended": np.array([True])}),
+        "ends": first._replace(**{**flags, "ended": np.array([True])}),
     }
     after_one, after_two = {}, {}
-    for name, step in ways.items():
+    for name, step in steps.items():
         after_one[name], after_two[name] = list(learn(config, [step, second._replace(**flags)]))
-    for name in ("explores", "is cut"):
-        assert_close(after_one[name].params, after_one["goes on"].params, rtol=0, atol=0)
+    for name in ("explores", "ends"):
+        assert_close(after_one[name].params, after_one["continues"].params, rtol=0, atol=0)
         assert_close(after_two[name].params, after_two["explores"].params, rtol=0, atol=0)
-    kernels = [np.asarray(after_two[name].params["heads"]["kernel"]) for name in ("goes on", "explores")]
+    kernels = [np.asarray(after_two[name].params["heads"]["kernel"]) for name in ("continues", "explores")]
     assert (kernels[0] != kernels[1]).any()
 
 
-def test_rewards_are_scaled_by_the_deviation_of_the_discounted_return():
-    """Elsayed et al. 2024, algorithm 5, in float64 by numpy; the return starts again before the last reward."""
+def test_rewards_are_divided_by_the_standard_deviation_of_discounted_returns():
+    """Numpy computes algorithm 5 of Elsayed et al. 2024 in float64."""
     config = BASE.replace(normalise_rewards=True, scheme="target-free")
-    agent = stream_q.make(config, VECTOR)
+    agent = make_agent(config)
     state, totals, running = agent.init(0), [], 0.0
     for step in stream(40):
         state, _ = agent.observe(state, step.next_obs[0], step.reward[0], step.ended[0])
@@ -238,28 +281,28 @@ def test_rewards_are_scaled_by_the_deviation_of_the_discounted_return():
         totals.append(running)
         deviation = np.sqrt((np.var(totals, ddof=1) if len(totals) > 1 else 1.0) + 1e-8)
         np.testing.assert_allclose(moments.deviation(state.moments.returns.moments), deviation, rtol=1e-5)
-    # the learner sees them so: with raw rewards and those of the last step scaled by hand, its error is the same
-    raw = stream_q.make(config.replace(normalise_rewards=False), VECTOR)
+    # an agent without normalisation has the same error on a reward that is divided by hand
+    raw = make_agent(config.replace(normalise_rewards=False))
     before = before._replace(moments=raw.init(0).moments)
     _, by_hand = raw.update(before, step._replace(reward=step.reward / np.float32(deviation)))
     np.testing.assert_allclose(metrics["loss"], by_hand["loss"], rtol=1e-4)
 
 
-def test_observations_count_before_they_are_normalised_and_never_change_again():
+def test_observations_are_normalised_by_moments_that_include_them():
     config = BASE.replace(normalise_observations=True, scheme="target-free")
-    agent = stream_q.make(config, VECTOR)
+    agent = make_agent(config)
     state = agent.init(0)
     frames = np.random.default_rng(0).normal(3, 2, (30, 5)).astype(np.float32)
     for n, frame in enumerate(frames, start=1):
-        state, seen = agent.observe(state, frame)
+        state, obs = agent.observe(state, frame)
         so_far = frames[:n].astype(np.float64)
         deviation = np.sqrt((so_far.var(axis=0, ddof=1) if n > 1 else 1.0) + 1e-8)
-        np.testing.assert_allclose(seen, (frame - so_far.mean(axis=0)) / deviation, rtol=1e-5, atol=1e-6)
-    assert seen.dtype == jnp.float32
+        np.testing.assert_allclose(obs, (frame - so_far.mean(axis=0)) / deviation, rtol=1e-5, atol=1e-6)
+    assert obs.dtype == jnp.float32
 
 
-def test_an_agent_that_does_not_normalise_sees_frames_as_they_are():
+def test_frames_are_unchanged_without_normalisation():
     agent = stream_q.make(scheme("target-free"), VECTOR)
     frame = np.arange(5, dtype=np.float32)
-    _, seen = agent.observe(agent.init(0), frame)
-    assert seen is frame
+    _, obs = agent.observe(agent.init(0), frame)
+    assert obs is frame

@@ -1,9 +1,11 @@
-"""`isqn train stream-q` from end to end: both loops, resume, eval, probes, cost, the facade, Atari, memory."""
+"""Runs of `isqn train stream-q`: both loops, resume, eval, probes, cost, the facade, Atari and memory."""
 
 from __future__ import annotations
 
 import json
 import re
+from functools import cache
+from pathlib import Path
 
 import gymnasium as gym
 import jax
@@ -33,32 +35,44 @@ HOST, COMPILED = CHAIN.replace(loop="host"), CHAIN.replace(loop="compiled")
 LOOPS = pytest.mark.parametrize("config", [HOST, COMPILED], ids=["host", "compiled"])
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Return a function that trains a config without interruption, once; tests only read its folder."""
+
+    @cache
+    def train(config) -> Path:
+        folder = tmp_path_factory.mktemp("whole") / "run"
+        run.start(config, folder, quiet=True)
+        return folder
+
+    return train
+
+
 @LOOPS
 @pytest.mark.parametrize("analysis", [False, True], ids=["plain", "with probes"])
-def test_stopping_anywhere_changes_nothing(config, analysis, tmp_path, monkeypatch):
-    config = config.replace(analysis=analysis, analysis_samples=64)
-    run.start(config, tmp_path / "whole", quiet=True)
+def test_a_stopped_and_resumed_run_ends_with_the_same_bits(config, analysis, whole, tmp_path, monkeypatch):
+    config = config.replace(analysis=True, analysis_samples=64) if analysis else config
     if analysis:
-        last = record.read_table(tmp_path / "whole" / "metrics.csv")[-1]
+        last = record.read_table(whole(config) / "metrics.csv")[-1]
         assert 1 <= float(last["effective_rank"]) <= 32
         assert float(last["target_churn_train"]) > 0
         assert float(last["target_churn_held_out"]) >= 0
         assert -1 <= float(last["gradient_cosine_own_tb"]) <= 1
     folder = tmp_path / "run"
     record.create_run(folder, config)
-    stops = (1, 37, 200) if config.loop == "host" else (1, 2)  # the compiled loop looks after each row
+    stops = (1, 37, 200) if config.loop == "host" else (1, 2)  # the compiled loop checks after each row
     for calls in stops[-1:] if analysis else stops:
         stop_after(monkeypatch, calls)
         with pytest.raises(Interrupted, match="go on with `isqn resume"):
             run.resume(folder, quiet=True)
     monkeypatch.undo()
     assert run.resume(folder, quiet=True)
-    assert_same(final(folder), final(tmp_path / "whole"))
+    assert_same(final(folder), final(whole(config)))
 
 
 @pytest.mark.parametrize(("scheme", "k"), [("target-free", 1), ("iterated-shared", 3)])
-def test_the_known_values_of_a_chain_are_found(scheme, k, tmp_path):
-    """In the units of the rewards, though it learns from normalised ones: to 0.02 of values up to 1."""
+def test_the_optimal_values_of_a_chain_are_learned(scheme, k, tmp_path):
+    """`known_values` returns them in units of raw rewards, though the agent learns from normalised ones."""
     config = preset_config("toy-stream").replace(scheme=scheme, num_bellman_iterations=k)
     run.start(config, tmp_path / "run", quiet=True)
     known = known_values(tmp_path / "run")
@@ -68,8 +82,11 @@ def test_the_known_values_of_a_chain_are_found(scheme, k, tmp_path):
 
 
 @LOOPS
-def test_a_truncated_episode_goes_on_in_its_values(config, tmp_path):
-    """The ring never ends and is cut after 5 steps: Q* is 1 / (1 - gamma); who takes a cut for an end finds 5."""
+def test_a_truncated_episode_bootstraps(config, tmp_path):
+    """The ring never terminates and is truncated after 5 steps: Q* is 1 / (1 - gamma) = 10.
+
+    If truncation were taken for termination, the values would be at most 5.
+    """
     config = config.replace(env_id="isqn/Loop-v0", scheme="target-free", total_timesteps=4_000, epoch_steps=2_000)
     run.start(config, tmp_path / "run", quiet=True)
     known = known_values(tmp_path / "run")
@@ -77,8 +94,8 @@ def test_a_truncated_episode_goes_on_in_its_values(config, tmp_path):
     np.testing.assert_allclose(known.learned.max(), 10, rtol=0.1)
 
 
-def test_a_step_of_the_compiled_loop_is_learned_as_it_was_seen():
-    """Each row is where the last one led to, unless an episode began; the frame that is counted is the frame."""
+def test_the_compiled_loop_learns_from_each_step_once_and_in_order():
+    """Each row starts where the last one led, unless an episode began, and each frame is counted once."""
     config = preset_config("minatar-stream").replace(scheme="target-free")
     env = make_native("MinAtar/Breakout-v1")
     agent, replay = make_agent(config, env.spec), online.device_replay(config, env.spec)
@@ -99,25 +116,26 @@ def test_a_step_of_the_compiled_loop_is_learned_as_it_was_seen():
             assert float(state.agent.optimizer.fade[0]) == 0.0
 
 
-@pytest.mark.parametrize("num_steps", [5, 20])
-def test_whole_target_periods_are_the_same_steps(num_steps):
-    """For speed: T steps and a refresh, without asking at each step."""
+def test_stretches_of_whole_target_periods_equal_single_steps():
+    """The compiled loop runs T steps and a refresh without a condition at each step, for speed."""
     config = COMPILED.replace(target_update_period=5)
     env = make_native(config.env_id)
     agent, replay = make_agent(config, env.spec), online.device_replay(config, env.spec)
     loop = make_loop(config, agent, env, replay)
-    one, ended, totals = loop.run(loop.init(jnp.arange(2)), 0, num_steps=num_steps, learning=True)
-    other, steps = loop.init(jnp.arange(2)), []
-    for step in range(num_steps):
-        other, *rest = loop.run(other, step, num_steps=1, learning=True)
-        steps.append(rest)
-    also = jax.tree.map(lambda *x: np.concatenate(x), *(each for each, _ in steps))
-    sums = jax.tree.map(lambda *x: sum(x), *(each for _, each in steps))
-    for a, b in ((one, other), (ended, also), (totals, sums)):
-        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6), a, b)
+    single, steps, expected = loop.init(jnp.arange(2)), [], {}
+    for step in range(20):
+        single, *rest = loop.run(single, step, num_steps=1, learning=True)
+        steps.append(jax.device_get(rest))
+        if step + 1 in (5, 20):
+            ended = jax.tree.map(lambda *x: np.concatenate(x), *(each for each, _ in steps))
+            totals = jax.tree.map(lambda *x: sum(x), *(each for _, each in steps))
+            expected[step + 1] = jax.device_get((single, ended, totals))
+    for num_steps, by_step in expected.items():
+        stretch = loop.run(loop.init(jnp.arange(2)), 0, num_steps=num_steps, learning=True)
+        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6), stretch, by_step)
 
 
-def test_a_seed_of_several_is_the_seed_alone(tmp_path):
+def test_each_of_several_seeds_equals_a_run_of_its_own(tmp_path):
     config = COMPILED.replace(total_timesteps=300)
     several = run.start(config.replace(num_seeds=3), tmp_path / "several", quiet=True)
     run.start(config.replace(seed=1), tmp_path / "alone", quiet=True)
@@ -131,7 +149,7 @@ def test_a_seed_of_several_is_the_seed_alone(tmp_path):
 
 
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "MinAtar/Breakout", "FrozenLake-v1"])
-def test_any_environment_in_the_host_loop(env_id, tmp_path):
+def test_the_host_loop_trains_in_every_kind_of_environment(env_id, tmp_path):
     config = preset_config("classic-stream").replace(
         env_id=env_id, loop="host", num_bellman_iterations=3, torso="auto", total_timesteps=300, epoch_steps=150
     )
@@ -140,63 +158,61 @@ def test_any_environment_in_the_host_loop(env_id, tmp_path):
     assert record.read_summary(tmp_path / "run")["label"] == "iS-Stream Q(λ) K=3"
 
 
-def test_nothing_but_the_last_step_is_kept(tmp_path):
-    run.start(HOST, tmp_path / "run", quiet=True)
-    manifest = checkpoint.read_manifest(checkpoint.folder_of(tmp_path / "run", checkpoint.steps(tmp_path / "run")[0]))
+def test_the_replay_holds_only_the_last_step(whole):
+    folder = whole(HOST)
+    manifest = checkpoint.read_manifest(checkpoint.folder_of(folder, checkpoint.steps(folder)[0]))
     assert manifest["replay"]["capacity"] == 2
-    assert run.replay_memory(HOST, run.specification(HOST)).total < 2_000
+    assert online.replay_memory(HOST, run.specification(HOST)).total < 2_000
 
 
-def test_eval_plays_on_with_the_moments_and_leaves_them_alone(tmp_path, capsys):
-    run.start(HOST, tmp_path / "run", quiet=True)
-    before = final(tmp_path / "run")
+def test_evaluations_start_from_the_moments_of_training_and_do_not_change_them(whole, capsys):
+    before = final(whole(HOST))
     for _ in range(2):
-        assert main(["eval", str(tmp_path / "run"), "--episodes", "3", "--json"]) == 0
+        assert main(["eval", str(whole(HOST)), "--episodes", "3", "--json"]) == 0
     first, second = (json.loads(line) for line in capsys.readouterr().out.splitlines())
     assert first == second
     assert first["label"] == "iS-Stream Q(λ) K=3"
-    assert_same(final(tmp_path / "run"), before)
+    assert_same(final(whole(HOST)), before)
 
 
-def test_probes_look_at_a_stream(tmp_path, capsys):
-    run.start(HOST, tmp_path / "run", quiet=True)
-    words = ["probe", str(tmp_path / "run"), "--samples", "50", "--updates", "20", "--json"]
+def test_probes_of_a_streaming_agent(whole, capsys):
+    words = ["probe", str(whole(HOST)), "--samples", "50", "--updates", "20", "--json"]
     assert main(words) == 0
     found = json.loads(capsys.readouterr().out)
     assert 1 <= found["effective_rank"] <= 32
     assert 0 <= found["dormant_share"] < 1
     assert found["target_churn_train"] > 0
     assert -1 <= found["gradient_cosine_own_tb"] <= 1
-    assert probe_run(tmp_path / "run", ("dormant",), "last", 50, 20, 100)["dormant_share"] == found["dormant_share"]
+    assert probe_run(whole(HOST), ("dormant",), "last", 50, 20, 100)["dormant_share"] == found["dormant_share"]
 
 
-def test_probes_do_not_change_what_is_learned(tmp_path):
-    run.start(HOST, tmp_path / "without", quiet=True)
-    run.start(HOST.replace(analysis=True, analysis_samples=64), tmp_path / "with", quiet=True)
-    returns = [record.read_summary(tmp_path / name)["epoch_returns"] for name in ("without", "with")]
+def test_probes_do_not_change_learning(whole):
+    with_probes = whole(HOST.replace(analysis=True, analysis_samples=64))
+    returns = [record.read_summary(folder)["epoch_returns"] for folder in (whole(HOST), with_probes)]
     assert returns[0] == returns[1]
 
 
 BREAKOUT = EnvSpec("ALE/Breakout-v5", "streaming-v1", (84, 84, 1), "uint8", 4, frame_stack=4, frames_per_step=4)
 
 
-def test_what_learning_from_a_stream_needs_on_atari():
-    """At most 15 MB at K = 9: parameters, traces, moments, and the last step."""
+def test_memory_of_streaming_on_atari():
+    """Parameters, traces, moments and the last step take less than 7 MB at K = 9."""
     config = preset_config("atari-stream")
     free = size(config.replace(scheme="target-free"), BREAKOUT)
     nine = size(config.replace(num_bellman_iterations=9), BREAKOUT)
     assert free.parameters == 143_776 + 257 * 4  # Breakout has 4 actions
     assert nine.parameters == 143_776 + 10 * 257 * 4
-    assert nine.optimizer_bytes == 4 * (9 * 143_776 + 257 * 4 + 1)  # traces of the torso, of a head, and their fade
+    assert nine.optimizer_bytes == 4 * (9 * 143_776 + 257 * 4 + 1)  # traces of the torso and of a head, and the fade
     assert (
+        # two doubles per pixel and two of the return, two counts, the running return and its maximum
         nine.moments_bytes == 84 * 84 * 16 + 16 + 2 * 4 + 8 + 4
-    )  # two doubles a pixel; two counts, the return and its largest
-    last_step = run.replay_memory(config, BREAKOUT).total
+    )
+    last_step = online.replay_memory(config, BREAKOUT).total
     assert nine.network_bytes + nine.optimizer_bytes + nine.moments_bytes + last_step < 7e6
 
 
 @pytest.mark.slow
-def test_the_table_of_costs(capsys):
+def test_the_cost_table_of_a_streaming_preset(capsys):
     pytest.importorskip("ale_py")
     assert main(["cost", "atari-stream"]) == 0
     header, *lines = capsys.readouterr().out.strip().splitlines()[1:]
@@ -224,71 +240,75 @@ def test_the_facade_learns_predicts_saves_and_loads(tmp_path):
 
 
 def test_predict_normalises_as_training_does():
-    """The newest frame counts before it is normalised; the model does not change by being asked."""
+    """The newest frame is counted before it is normalised; predicting does not change the model."""
     model = isqn.Model("stream-q", env="CartPole-v1", loop="host").learn(200)
     obs = np.array([0.3, -0.2, 0.05, 0.4], np.float32)
     moments = jax.tree.map(np.asarray, model.state.moments)
-    state, seen = model._agent.observe(model.state, obs)
-    q, _ = model._agent.network.apply(state.params, {}, seen[None])
+    state, normalised = model._agent.observe(model.state, obs)
+    q, _ = model._agent.network.apply(state.params, {}, normalised[None])
     best = int(np.asarray(q)[0, 1:].mean(axis=0).argmax())
     assert model.predict(obs)[0] == best
     jax.tree.map(np.testing.assert_array_equal, moments, jax.tree.map(np.asarray, model.state.moments))
 
 
-def test_before_a_game_begins_there_are_zeros_and_they_are_not_normalised():
-    """A stack of a game's first frames: as the replay builds it while learning."""
+def test_zeros_before_the_first_frame_of_a_game_are_not_normalised():
+    """The model stacks the first frames of a game as the replay does in training."""
     pytest.importorskip("ale_py")
     model = isqn.Model("stream-q", env="ALE/Breakout-v5", scheme=isqn.iterated_shared(1))
-    rng = np.random.default_rng(0)
+    rng, observe = np.random.default_rng(0), jax.jit(model._agent.observe)
+    values = jax.jit(lambda params, obs: model._agent.network.apply(params, {}, obs)[0])
     state = model.state
     for frame in rng.integers(0, 255, (20, 84, 84, 1), np.uint8):
-        state, _ = model._agent.observe(state, frame)
+        state, _ = observe(state, frame)
     model.state = state
     for count in (1, 2, 4):
         frames = rng.integers(0, 255, (count, 84, 84, 1), np.uint8)
-        normalised = [np.zeros((84, 84, 1), np.float32)] * (4 - count)
+        stack = [np.zeros((84, 84, 1), np.float32)] * (4 - count)
         for frame in frames:
-            state, seen = model._agent.observe(state, frame)
-            normalised.append(seen)
-        q, _ = model._agent.network.apply(state.params, {}, np.concatenate(normalised, axis=-1)[None])
+            state, normalised = observe(state, frame)
+            stack.append(normalised)
+        q = np.asarray(values(state.params, np.concatenate(stack, axis=-1)[None]))
         obs = np.concatenate([np.zeros((4 - count, 84, 84, 1), np.uint8), frames])
-        assert model.predict(np.concatenate(list(obs), axis=-1))[0] == int(np.asarray(q)[0, 1].argmax())
+        assert model.predict(np.concatenate(list(obs), axis=-1))[0] == int(q[0, 1].argmax())
         state = model.state
 
 
-def test_an_estimate_of_the_time_of_a_stream_in_the_host_loop():
+def test_the_step_time_is_measured_in_the_host_loop():
     assert run.seconds_per_step(HOST, seconds=0.01) > 0
     assert examine(HOST)["steps_per_second"] > 0
 
 
-def test_what_is_kept_for_probes_is_said():
+def test_the_memory_line_names_the_rows_for_the_probes():
     spec = run.specification(HOST)
-    assert "there is no replay" in run._memory_line(HOST, spec)
-    assert "for the probes" in run._memory_line(HOST.replace(analysis=True), spec)
+    assert "there is no replay" in online._memory_line(HOST, spec)
+    assert "for the probes" in online._memory_line(HOST.replace(analysis=True), spec)
 
 
-def test_a_linear_network_learns_from_a_stream(tmp_path):
-    """On one-hot states that is a table, with traces of its heads only."""
+def test_a_linear_network_learns_the_values_of_a_chain(tmp_path):
+    """On one-hot states it is a table, and only the heads have traces."""
     config = COMPILED.replace(hidden_sizes=(), initial_sparsity=0.0, total_timesteps=4_000, epoch_steps=2_000)
     run.start(config, tmp_path / "run", quiet=True)
     known = known_values(tmp_path / "run")
     assert np.abs(known.learned - known.true).max() < 0.3
 
 
-def test_bad_words_are_answered(capsys):
+def test_bad_input_is_answered_in_a_sentence(capsys):
     for words, sentence in (
         (
             "train stream-q --batch-size 4",
             "`isqn train stream-q` has no flag --batch-size; it is for `isqn train dqn` or `isqn train sac`",
         ),
-        ("train dqn --obgd joint", "`isqn train dqn` has no flag --obgd; it is for `isqn train stream-q`."),
+        (
+            "train dqn --obgd joint",
+            "`isqn train dqn` has no flag --obgd; it is for `isqn train stream-q`, not for dqn.",
+        ),
         ("train stream --k 3", "`isqn train stream` is not known; did you mean stream-q?"),
         ("train stream-q --obgd jont", "--obgd is 'jont'; did you mean joint?"),
         ("train stream-q --trace-decay 2", "--trace-decay is 2.0; it must be between 0 and 1."),
         ("train stream-q --preset minatar", "--preset minatar is for `isqn train dqn`; the presets of"),
         ("train dqn --preset atari-stream", "--preset atari-stream is for `isqn train stream-q`; the presets of"),
         ("train stream-q --torso nature", "--torso nature needs images"),
-        ("train stream-q --train-frequency 4", "has no flag --train-frequency; it is for `isqn train dqn`."),
+        ("train stream-q --train-frequency 4", "has no flag --train-frequency; it is for `isqn train dqn`, not for"),
         ("train stream-q --normalise-rewards false", "takes no value; its opposite is --no-normalise-rewards."),
         ("train stream-q --no-layer-norm=True", "--no-layer-norm takes no value; its opposite is --layer-norm."),
         ("train stream-q --obgd", "--obgd needs a value: per-head, joint."),
@@ -299,7 +319,7 @@ def test_bad_words_are_answered(capsys):
         assert sentence in capsys.readouterr().err, words
 
 
-def test_the_difference_of_two_agents_is_what_each_has(capsys):
+def test_show_diff_lists_the_settings_of_both_agents(capsys):
     assert main(["train", "stream-q", "--env-id", "ALE/Pong-v5", "--show-diff", "atari-cnn"]) == 0
     rows = {line.split()[0]: line.split()[1:] for line in capsys.readouterr().out.splitlines()[1:]}
     assert rows["trace_decay"] == ["0.8"]  # only this run has it
@@ -308,8 +328,8 @@ def test_the_difference_of_two_agents_is_what_each_has(capsys):
     assert not {"agent_samples", "loop"} & set(rows)
 
 
-def test_a_file_says_its_agent(tmp_path, capsys):
-    run.start(COMPILED.replace(total_timesteps=300), tmp_path / "run", quiet=True)
+def test_a_config_file_names_its_agent(tmp_path, capsys):
+    record.create_run(tmp_path / "run", COMPILED.replace(total_timesteps=100, epoch_steps=100))
     file = str(tmp_path / "run" / "config.toml")
     assert main(["train", "--config", file, "--run-dir", str(tmp_path / "again"), "--quiet"]) == 0
     assert record.read_config(tmp_path / "again").agent == "stream-q"
@@ -328,8 +348,8 @@ def test_the_help_of_an_agent_shows_its_own_settings(capsys):
     assert {"--k", "--scheme", "--target-update-period", "--layer-norm"} <= shown["dqn"] & shown["stream-q"]
 
 
-def test_atari_from_a_stream_starts_learns_and_resumes(tmp_path, monkeypatch):
-    """Breakout under its protocol: lost lives end episodes, and the game goes on."""
+def test_streaming_on_atari_trains_and_resumes_to_the_same_bits(tmp_path, monkeypatch):
+    """In Breakout under the streaming protocol, a lost life ends an episode, and the game goes on."""
     pytest.importorskip("ale_py")
     config = preset_config("atari-stream").replace(
         num_bellman_iterations=3, total_timesteps=260, epoch_steps=260, log_period_steps=65
@@ -347,7 +367,7 @@ def test_atari_from_a_stream_starts_learns_and_resumes(tmp_path, monkeypatch):
     assert float(record.read_table(whole / "metrics.csv")[-1]["loss"]) > 0
 
 
-def test_results_are_whole_games_though_lives_end_episodes(tmp_path, monkeypatch):
+def test_results_are_of_whole_games_although_lives_end_episodes(tmp_path, monkeypatch):
     pytest.importorskip("ale_py")
     taken = []
 
@@ -367,8 +387,8 @@ def test_results_are_whole_games_though_lives_end_episodes(tmp_path, monkeypatch
     assert sum(int(game["length"]) for game in games) == len(taken)
 
 
-def test_a_game_that_is_too_long_ends_with_a_life_or_without(tmp_path):
-    """H counts the steps of a game, and the next one begins anew."""
+def test_the_horizon_counts_the_steps_of_a_game_across_lives(tmp_path):
+    """After H steps a game is truncated, and a new one begins."""
     pytest.importorskip("ale_py")
     config = preset_config("atari-stream").replace(
         scheme="target-free", total_timesteps=200, epoch_steps=200, log_period_steps=200, max_episode_steps=60
@@ -378,20 +398,20 @@ def test_a_game_that_is_too_long_ends_with_a_life_or_without(tmp_path):
     assert [game["length"] for game in games] == ["60"] * 4
 
 
-def test_frames_are_stacked_after_they_were_normalised():
-    """Each frame of a stack keeps the moments of when it was seen."""
+def test_frames_are_stacked_after_normalisation():
+    """Each frame of a stack stays as it was normalised when it came."""
     pytest.importorskip("ale_py")
     config = preset_config("atari-stream").replace(scheme="target-free")
     env = make_environment(config.env_id, protocol=config.protocol)
     agent = make_agent(config, env.spec)
     call, replay = host.compile_agent(agent), online.replay_factory(config, env.spec)()
-    state, seen = call.observe(agent.init(0), env.reset(0))
-    replay.add_first(seen)
-    frames = [seen]
+    state, normalised = call.observe(agent.init(0), env.reset(0))
+    replay.add_first(normalised)
+    frames = [normalised]
     for _ in range(6):
-        state, seen = call.observe(state, env.step(1).frame)
-        frames.append(seen)
-        replay.add(1, 0.0, False, False, seen)
+        state, normalised = call.observe(state, env.step(1).frame)
+        frames.append(normalised)
+        replay.add(1, 0.0, False, False, normalised)
     np.testing.assert_array_equal(replay.observation(), np.concatenate(frames[-4:], axis=-1))
     step = replay.latest(explored=False)
     np.testing.assert_array_equal(step.next_obs[0], np.concatenate(frames[-4:], axis=-1))

@@ -1,6 +1,6 @@
 """Deep value-based reinforcement learning without the second network.
 
-Importing the package starts no device: each public name is loaded when it is first used.
+Importing the package does not import JAX: each public name is loaded when it is first used.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-_HOMES = {
+_MODULES = {
     "Model": "isqn.model",
     "evaluate": "isqn.model",
     "TargetScheme": "isqn.schemes",
@@ -30,12 +30,12 @@ _HOMES = {
     "check_environment": "isqn.envs.check",
     "UserError": "isqn.types",
 }
-__all__ = ["__version__", *_HOMES]
+__all__ = ["__version__", *_MODULES]
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
+    if name in _MODULES:
+        return getattr(import_module(_MODULES[name]), name)
     raise AttributeError(f"module 'isqn' has no attribute {name!r}")
 
 

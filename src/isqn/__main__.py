@@ -7,11 +7,11 @@ import sys
 
 
 def console() -> None:
-    if sys.stdout is None or sys.stderr is None:  # closed by whoever called
-        nowhere = open(os.devnull, "w")  # noqa: SIM115 - for as long as the process lives
-        sys.stdout, sys.stderr = sys.stdout or nowhere, sys.stderr or nowhere
+    if sys.stdout is None or sys.stderr is None:  # the caller closed them
+        null = open(os.devnull, "w")  # noqa: SIM115 - stays open as long as the process lives
+        sys.stdout, sys.stderr = sys.stdout or null, sys.stderr or null
     try:
-        from isqn.cli import main  # here, for Ctrl-C to be silent while JAX is imported too
+        from isqn.cli import main  # imported here, so that Ctrl-C is silent during the import
     except KeyboardInterrupt:
         os._exit(130)
     sys.exit(main())

@@ -1,7 +1,7 @@
-"""The only way in for a user's own code: Python files and modules that the user has named to be imported.
+"""Import of the user's own code, in Python files and modules that the user has named.
 
-`--import FILE` names them on the command line, `imports` in a study file, and a study passes them on to its workers.
-Nothing that is read from disk, such as a run folder, a model or a dataset, imports anything.
+They are named by `--import FILE` on the command line or by `imports` in a study file, and a study passes them on to its
+workers. Reading a run folder, a model or a dataset never imports anything.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from pathlib import Path
 
 from isqn.types import UserError
 
-_IMPORTED_FILES: set[str] = set()  # by their text, so that a copy of a file counts as the file
-IMPORTED: list[str] = []  # what was imported, in this order; a run records it
+_IMPORTED_FILES: set[str] = set()  # texts of the files, so that a copy of a file is not imported again
+IMPORTED: list[str] = []  # names of the imported files and modules, in order; a run records them
 
 
 def import_all(names: Iterable[str], given_by: str = "--import") -> None:
-    """Import files and modules that register something; each once, because they may not allow it twice."""
+    """Import files and modules, each once, because what they register may not be registered twice."""
     for name in names:
         try:
             if not name.endswith(".py"):
@@ -43,7 +43,7 @@ def _reason(error: BaseException, name: str) -> str:
 
 
 def _import_file(path: Path) -> None:
-    """Import a file as a module of its own name, whose source `--help` reads for the settings it defines."""
+    """Import a file as a module; it stays in `sys.modules`, where `--help` finds the source of its settings."""
     name = path.stem if path.stem not in sys.modules else f"{path.stem}_{len(_IMPORTED_FILES)}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
@@ -57,7 +57,7 @@ def _import_file(path: Path) -> None:
 
 
 def _import_module(name: str) -> None:
-    """Import from the current folder too, which a console script does not search."""
+    """Import a module, also from the current folder, which is not on the path of a console script."""
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.insert(0, os.getcwd())
     importlib.import_module(name)

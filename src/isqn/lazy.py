@@ -1,4 +1,4 @@
-"""Import JAX and Optax when they are first used, so that `isqn --help` and `isqn list` answer at once.
+"""Import of JAX and Optax when they are first used, so that `isqn --help` and `isqn list` are fast.
 
 Use `from isqn.lazy import jax, jnp, optax` in modules that only describe an agent, an environment, a loss or a scheme.
 """
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 
 class LazyModule(ModuleType):
-    """Stand-in for a module that is imported when one of its attributes is read."""
+    """Placeholder for a module, which is imported when one of its attributes is first read."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # inspection must not import the module

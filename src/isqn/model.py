@@ -1,4 +1,4 @@
-"""The package as an object: learn, predict, save, load."""
+"""`isqn.Model`: learn, fit, predict, save and load."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ from isqn.types import Array, EnvSpec, UserError
 
 
 class Model:
-    """An agent and how it is trained.
+    """An agent with its config and its environment.
 
-    `env` is an environment id or a `gymnasium.Env`; `scheme` comes from `isqn.schemes`; every other setting of the
-    agent can be given by name, on top of a preset (by default the one that fits the environment).
+    `env` is an environment id or a `gymnasium.Env`; `scheme` comes from `isqn.schemes`. All other settings of the agent
+    can be given by name. They change a preset, by default the one for the environment.
     """
 
     def __init__(
@@ -63,37 +63,42 @@ class Model:
         if scheme is not None:
             fields |= {"scheme": scheme.name, "num_bellman_iterations": k_of(scheme)}
         if self._env and "loop" in field_names(type(base)):
-            fields["loop"] = "host"  # the given object is the environment
+            fields["loop"] = "host"  # the environment is a Python object
         config = config_from_mapping({"env_id": env_id, **fields}, "isqn.Model", base)
         require_effect(config, base)
-        self._begin(config)
+        self._set_config(config)
         self.state: AgentState = jax.jit(self._agent.init)(self.config.seed)
 
-    def _begin(self, config: Any, spec: EnvSpec | None = None) -> None:
+    def _set_config(self, config: Any, spec: EnvSpec | None = None) -> None:
         require_environment_agent(config, "isqn.Model")
         self.config = config
         self.spec = spec or (self._env.spec if self._env else run.specification(config))
         self.num_timesteps = 0
         self._run_dir: Path | None = None
         self._agent = make_agent(config, self.spec)
-        plain = {"meta_gradient": "none"} if "meta_gradient" in field_names(type(config)) else {}
-        self._deterministic_agent = make_agent(config.replace(acting_rule="mean", **plain), self.spec)
+        no_meta = {"meta_gradient": "none"} if "meta_gradient" in field_names(type(config)) else {}
+        self._deterministic_agent = make_agent(config.replace(acting_rule="mean", **no_meta), self.spec)
         self._act = {False: self._make_act(self._agent), True: self._make_act(self._deterministic_agent)}
-        self._draws = 0
+        self._num_sampled = 0
 
     def _make_act(self, agent: Agent) -> Any:
-        """Return a function from a batch of observations to actions; in a stream, each is the next observation."""
+        """Return a function from a batch of observations to actions.
+
+        A streaming agent normalises each observation as the next one after those of its training.
+        """
         width = self.spec.frame_shape[-1]
 
         def choose(state: AgentState, obs: Array, epsilon: Array, step: Array) -> Array:
             if not agent.is_streaming:
                 return agent.act(state, obs, epsilon, step, jnp.int32(0)).action
             frames = jnp.split(obs, obs.shape[-1] // width, axis=-1)  # from the oldest to the newest
-            begun = jnp.bool(False)
+            has_begun = jnp.bool(False)
             for index, frame in enumerate(frames):
-                begun = begun | frame.any() | (index == len(frames) - 1)  # zeros before a game's first frame stay so
+                has_begun = (
+                    has_begun | frame.any() | (index == len(frames) - 1)
+                )  # zeros before the first frame stay zeros
                 old = (state, jnp.zeros_like(frame))
-                state, frames[index] = jax.tree.map(partial(jnp.where, begun), agent.observe(state, frame), old)
+                state, frames[index] = jax.tree.map(partial(jnp.where, has_begun), agent.observe(state, frame), old)
             return agent.act(state, jnp.concatenate(frames, axis=-1), epsilon, step, jnp.int32(0)).action
 
         return jax.jit(jax.vmap(choose, in_axes=(None, 0, None, 0)))
@@ -101,23 +106,25 @@ class Model:
     def learn(
         self, total_timesteps: int | None = None, *, run_dir: str | Path | None = None, quiet: bool = True
     ) -> Model:
-        """Train for `total_timesteps` more steps, in whole epochs. The run folder is `run_dir`, or a temporary one."""
+        """Train for `total_timesteps` more steps, in whole epochs. The default of `run_dir` is a temporary folder."""
         self._require_offline(False, "learn")
-        more = self.config.total_timesteps if total_timesteps is None else total_timesteps
-        if not isinstance(more, int | np.integer) or more < 1:
-            raise UserError(f"total_timesteps is {more!r}; it must be a whole number of at least 1.")
+        steps = self.config.total_timesteps if total_timesteps is None else total_timesteps
+        if not isinstance(steps, int | np.integer) or steps < 1:
+            raise UserError(f"total_timesteps is {steps!r}; it must be a whole number of at least 1.")
         if self._run_dir is None:
             if self.num_timesteps:
                 raise UserError(
                     "A loaded model does not learn on: its steps, results and replay stay in the folder of its run. "
                     "Give `learn` a run_dir, and go on there with `isqn resume`."
                 )
-            config = self.config.replace(total_timesteps=int(more), epoch_steps=int(min(more, self.config.epoch_steps)))
+            config = self.config.replace(
+                total_timesteps=int(steps), epoch_steps=int(min(steps, self.config.epoch_steps))
+            )
         else:
             if run_dir is not None and Path(run_dir) != self._run_dir:
                 raise UserError(f"This model learns in {self._run_dir}; it cannot go on in {run_dir}.")
-            so_far = self.config.num_epochs * self.config.epoch_steps
-            config = self.config.replace(total_timesteps=so_far + int(more))
+            steps_so_far = self.config.num_epochs * self.config.epoch_steps
+            config = self.config.replace(total_timesteps=steps_so_far + int(steps))
         run.require_possible(config, self.spec, on_host=self._env is not None)
         folder = self._run_dir or (Path(run_dir) if run_dir is not None else self._temporary())
         with record.lock_run([folder]):
@@ -138,15 +145,15 @@ class Model:
         run_dir: str | Path | None = None,
         quiet: bool = True,
     ) -> Model:
-        """Learn from a dataset alone by `num_updates` gradient steps, with evaluations as configured (for "cql")."""
+        """Learn from a dataset alone in `num_updates` gradient steps, with evaluations as configured (for "cql")."""
         self._require_offline(True, "fit")
         if self.num_timesteps:
             raise UserError("A model is fitted once, from its start; make another one to fit again.")
-        wanted = self.config.num_updates if num_updates is None else num_updates
-        if not isinstance(wanted, int | np.integer) or wanted < 1:
-            raise UserError(f"num_updates is {wanted!r}; it must be a whole number of at least 1.")
-        epoch = min(int(wanted), self.config.epoch_updates)
-        config = self.config.replace(dataset=str(dataset), num_updates=int(wanted), epoch_updates=epoch)
+        updates = self.config.num_updates if num_updates is None else num_updates
+        if not isinstance(updates, int | np.integer) or updates < 1:
+            raise UserError(f"num_updates is {updates!r}; it must be a whole number of at least 1.")
+        epoch_updates = min(int(updates), self.config.epoch_updates)
+        config = self.config.replace(dataset=str(dataset), num_updates=int(updates), epoch_updates=epoch_updates)
         spec = run.specification(config)
         _require_same_shapes(self.spec, spec)
         run.require_possible(config, spec, on_host=True)
@@ -158,10 +165,11 @@ class Model:
         self.state, self.num_timesteps = load_agent_state(folder, self._agent)
         return self
 
-    def _require_offline(self, wanted: bool, method: str) -> None:
-        offline = isinstance(self.config, Offline)
-        if offline != wanted:
-            instead = "fit(dataset)" if offline else "learn(total_timesteps)"
+    def _require_offline(self, offline: bool, method: str) -> None:
+        """Refuse `learn` for agents that learn from a dataset, and `fit` for all others."""
+        is_offline = isinstance(self.config, Offline)
+        if is_offline != offline:
+            instead = "fit(dataset)" if is_offline else "learn(total_timesteps)"
             raise UserError(f"A model of {self.config.agent!r} has no {method}; call {instead}.")
 
     def _temporary(self) -> Path:
@@ -173,10 +181,9 @@ class Model:
     def predict(self, obs: Any, deterministic: bool = True) -> tuple[Any, None]:
         """Return an action for an observation, or actions for a batch, and None, which SB3's loops expect.
 
-        Deterministic: the best action by the mean of the online heads, or the mean of a policy. Otherwise the agent
-        acts as in training, at its last epsilon, or samples its policy. If frames are stacked, an observation is the
-        stack.
-        Observations and actions are those of the environment: a number if its space is Discrete.
+        A deterministic action is the best one by the mean of the online heads, or the mean of a policy. Otherwise the
+        agent acts as in training, with its last epsilon, or samples its policy. If frames are stacked, an observation
+        is the stack. Observations and actions are those of the environment: numbers if a space is Discrete.
         """
         obs, shape = np.asarray(obs), self.spec.obs_shape
         if self.spec.first_state is not None and np.issubdtype(obs.dtype, np.integer):
@@ -185,15 +192,15 @@ class Model:
             raise UserError(f"The observation holds something else than finite numbers: {obs.tolist()!r:.60}.")
         obs = obs.astype(self.spec.frame_dtype)
         accepted = (shape, shape[:-1]) if self.spec.is_image and shape[-1] == 1 else (shape,)
-        single = obs.shape in accepted
-        if not single and obs.shape[1:] not in accepted:
+        is_single = obs.shape in accepted
+        if not is_single and obs.shape[1:] not in accepted:
             raise UserError(f"The observation has shape {obs.shape}; {self.spec.id} observes {shape}.")
         batch = obs.reshape(-1, *self.spec.obs_shape)
         epsilon = 0.0 if deterministic else self.config.last_epsilon
-        steps = self._draws + np.arange(len(batch))
-        self._draws += 0 if deterministic else len(batch)
+        steps = self._num_sampled + np.arange(len(batch))
+        self._num_sampled += 0 if deterministic else len(batch)
         actions = self.spec.for_environment(np.asarray(self._act[deterministic](self.state, batch, epsilon, steps)))
-        if single:
+        if is_single:
             actions = actions[0] if self.spec.is_continuous else int(actions[0])
         return actions, None
 
@@ -205,7 +212,7 @@ class Model:
         return np.eye(count)[states]
 
     def save(self, path: str | Path) -> None:
-        """Save a folder with the config as TOML, the agent as safetensors and a manifest as JSON. It holds no code."""
+        """Save to a folder: the config as TOML, the agent as safetensors and a manifest as JSON. It holds no code."""
         folder = Path(path)
         if (folder / "checkpoints").is_dir():
             raise UserError(f"{folder} is a run, which `Model.load` reads as it is; save to another folder.")
@@ -218,7 +225,10 @@ class Model:
 
     @classmethod
     def load(cls, path: str | Path, env: gym.Env[Any, Any] | None = None) -> Model:
-        """Load what `save` wrote, or the last checkpoint of a run folder; `env` if it was trained in an object."""
+        """Load a saved model, or the last checkpoint of a run folder.
+
+        `env` is needed if the model was trained in a `gymnasium.Env` that has no registered id.
+        """
         folder = Path(path)
         if not (folder / "config.toml").is_file():
             raise UserError(f"{folder} is neither a saved model nor a run: there is no config.toml in it.")
@@ -227,7 +237,7 @@ class Model:
         config = record.read_config(folder)
         if not (folder / "model").is_dir():
             with record.naming_missing_imports(folder):
-                model._begin(config)
+                model._set_config(config)
             model.state, model.num_timesteps = load_agent_state(folder, model._agent)
             return model
         try:
@@ -239,7 +249,7 @@ class Model:
         spec = EnvSpec(**fields)
         if model._env:
             _require_same_shapes(spec, model._env.spec)
-        model._begin(config, spec)
+        model._set_config(config, spec)
         tree = checkpoint.unflatten({"agent": jax.eval_shape(model._agent.init, 0)}, arrays, folder)
         model.state, model.num_timesteps = jax.tree.map(jnp.asarray, tree["agent"]), manifest["step"]
         return model
@@ -249,6 +259,7 @@ class Model:
 
 
 def _require_same_shapes(learned: EnvSpec, other: EnvSpec) -> None:
+    """Refuse an environment whose observations or actions differ from those that a model was made for."""
     bounds = [(spec.action_low, spec.action_high, spec.action_box) for spec in (learned, other)]
     shapes = [(spec.obs_shape, spec.num_actions, spec.is_continuous) for spec in (learned, other)]
     if shapes[0] == shapes[1] and bounds[0] != bounds[1]:
@@ -273,22 +284,22 @@ def evaluate(
 ) -> list[Episode]:
     """Play whole games with a model, in its own environment or in `env`; return the seed, return and length of each.
 
-    A policy acts by its mean; values act as in training, with a probability of 0.001 of a random action or `epsilon`.
+    A policy acts by its mean. Other agents act as in training, with `epsilon`, by default 0.001.
     """
     if episodes < 1:
         raise UserError(f"episodes is {episodes}; it must be at least 1.")
-    given: Environment | None = model._env if env is None else None
-    made = given or make_environment(env or model.config.env_id, protocol=model.config.protocol)
-    _require_same_shapes(model.spec, made.spec)
-    played = play(
+    own_env: Environment | None = model._env if env is None else None
+    used_env = own_env or make_environment(env or model.config.env_id, protocol=model.config.protocol)
+    _require_same_shapes(model.spec, used_env.spec)
+    results = play(
         model._deterministic_agent if find_agent(model.config.agent).evaluation_rule else model._agent,
         model.state,
-        made,
+        used_env,
         episodes=episodes,
         seed=seed,
         epsilon=model.config.evaluation_epsilon if epsilon is None else epsilon,
         max_episode_steps=model.config.max_episode_steps,
     )
-    if given is None and (env is None or isinstance(env, str)):
-        made.close()
-    return played
+    if own_env is None and (env is None or isinstance(env, str)):
+        used_env.close()
+    return results

@@ -1,1 +1,1 @@
-"""Agents: records of pure functions over one state, by the first word after `isqn train`."""
+"""Agents: records of pure functions over one state. Each file registers one agent of `isqn train`."""

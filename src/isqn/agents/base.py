@@ -1,4 +1,4 @@
-"""What all agents share: a record of pure functions over one state, and the parts that these are made of."""
+"""The interface of all agents, a record of pure functions over one state, and building blocks for these functions."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from isqn.types import Array, Metrics, Params
 
 
 class AgentState(NamedTuple):
-    """Everything that learning changes, saved and restored as one."""
+    """Everything that learning changes. It is saved and restored as a whole."""
 
     seed: Array
     params: Params
     statistics: Params  # running averages of BatchNorm
-    copies: tuple[Params, ...]  # older networks, for the schemes that keep any
+    copies: tuple[Params, ...]  # older networks, for schemes with target networks
     optimizer: Any
     meta: Any = ()  # state of the learned pair weights
     probe: Any = ()  # state of the probes
@@ -27,17 +27,17 @@ class AgentState(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """Action of an agent, and whether another action looked better."""
+    """Action of an agent."""
 
     action: Array
-    explored: Array
+    explored: Array  # whether another action had a higher value
 
 
 class Agent(NamedTuple):
-    """Pure functions over one state. A loop compiles them and decides when each is due."""
+    """Pure functions over one state. A loop compiles them and calls each when it is due."""
 
     init: Callable[[Array | int], AgentState]  # seed -> state
-    # state, frame, and after a step its reward and whether the episode ended -> state, observation to learn from
+    # state, frame, and, except after a reset, the reward and whether the episode ended -> state, observation
     observe: Callable[..., tuple[AgentState, Array]]
     act: Callable[[AgentState, Array, Array, Array, Array], Choice]  # state, obs, epsilon, step, episode
     update: Callable[[AgentState, Any], tuple[AgentState, Metrics]]  # state, batch
@@ -51,14 +51,14 @@ class Agent(NamedTuple):
         "params",
         "statistics",
         "meta",
-    )  # parts of the state that `act` reads, with the seed
-    is_streaming: bool = False  # whether each step is learned from once, when it comes
+    )  # parts of the state, with the seed, that `act` reads
+    is_streaming: bool = False  # whether the agent learns from each step once, when it is taken
 
 
 def identity_observe(
     state: AgentState, frame: Array, reward: Any = None, ended: Any = None
 ) -> tuple[AgentState, Array]:
-    """Return the frame as it is, for agents that normalise nothing."""
+    """Return the frame unchanged, for agents that normalise nothing."""
     return state, frame
 
 
@@ -66,18 +66,19 @@ def identity_observe(
 
 
 def first_pair(scheme: schemes.TargetScheme) -> schemes.TargetScheme:
+    """Return the scheme with its first pair of heads only."""
     return dataclasses.replace(scheme, online=scheme.online[:1], target=scheme.target[:1], copy=scheme.copy[:1])
 
 
 def initialise_heads(scheme: schemes.TargetScheme, params: Params, *, copy_first: bool = False) -> Params:
-    """Copy the heads that begin as twins of others; with `copy_first`, head 0 begins as a copy of head 1."""
+    """Copy the heads that start equal to others; with `copy_first`, head 0 starts as a copy of head 1."""
     if scheme.twins or copy_first:
         params, _ = schemes.refresh(scheme if scheme.twins else first_pair(scheme), params, ())
     return params
 
 
 def copy_params(scheme: schemes.TargetScheme, params: Params) -> tuple[Params, ...]:
-    """Return the copies of a scheme, as buffers of their own, because the state is donated to the update."""
+    """Return the copies of a scheme in separate buffers, because the state is donated to the update."""
     return tuple(jax.tree.map(jnp.copy, params) for _ in range(scheme.num_copies))
 
 
@@ -86,34 +87,34 @@ def sync(state: AgentState) -> AgentState:
 
 
 class TargetSchedule(NamedTuple):
-    """Steps after which the targets are due. Works on numbers and on traced arrays."""
+    """Steps after which target updates are due. The methods take numbers and traced arrays."""
 
-    refresh_period: int  # T; 0 if a loop has nothing to refresh
-    sync_period: int  # D of i-QN; 0 without later links
+    refresh_period: int  # T; 0 if the loop does no target updates
+    sync_period: int  # D of i-QN; 0 for schemes with at most one copy
 
     def is_refresh_due(self, step: Any) -> Any:
         return step % self.refresh_period == 0 if self.refresh_period else False
 
     def is_sync_due(self, step: Any) -> Any:
-        """Return whether later links are due; a target update brings them up to date itself."""
+        """Return whether the later copies of i-QN are due; a target update updates them as well."""
         due = step % self.sync_period == 0 if self.sync_period else False
         return due & (step % self.refresh_period != 0) if self.refresh_period else due
 
     def was_sync_due(self, start: Any, step: Any) -> Any:
-        """Return whether later links were due after `start` and before `step`."""
+        """Return whether the later copies were due after `start` and before `step`."""
         return (step - 1) // self.sync_period > start // self.sync_period
 
 
 def target_schedule(config: Run, agent: Agent) -> TargetSchedule:
-    """Return when a loop has to call `refresh` and `sync`."""
-    refresh = config.target_update_period if agent.refreshes else 0
-    return TargetSchedule(refresh, config.target_sync_period if config.target_scheme.num_copies > 1 else 0)
+    """Return the steps at which a loop has to call `refresh` and `sync`."""
+    refresh_period = config.target_update_period if agent.refreshes else 0
+    return TargetSchedule(refresh_period, config.target_sync_period if config.target_scheme.num_copies > 1 else 0)
 
 
 def refresh_if_due(
     config: Run, refresh: Callable[[AgentState], AgentState], state: AgentState, updates: Array
 ) -> AgentState:
-    """Refresh within an update, for agents that count their updates."""
+    """Do the target update within a gradient step, for agents that count their gradient steps."""
     if config.target_update_period == 1:
         return refresh(state)
     due = TargetSchedule(config.target_update_period, 0).is_refresh_due(updates)
@@ -121,6 +122,7 @@ def refresh_if_due(
 
 
 def make_adam(config: Any, eps_root: float = 0.0) -> optax.GradientTransformation:
+    """Return Adam with the learning-rate schedule of a config."""
     rate: Any = config.learning_rate
     if config.learning_rate_decay_steps:
         updates = config.learning_rate_decay_steps * config.updates_per_step

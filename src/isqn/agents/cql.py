@@ -20,29 +20,29 @@ class CqlConfig(PairLoss, MetaGradient, BatchNorm, ScaledTorso, Adam, Batches, O
     agent = "cql"
 
     loss: Literal[tuple(LOSSES)] = "cql"  # type: ignore[valid-type]
-    """Loss of each pair: conservative Q-learning (cql), behaviour cloning (cloning), or any of `isqn list losses`."""
+    """Loss of each pair: conservative Q-learning (cql), behaviour cloning (cloning), or others (`isqn list losses`)."""
     target_update_period: TargetUpdatePeriod = 2_000
     """Target update period (T) in gradient steps."""
     dataset: Annotated[str, PLACE] = ""
-    """Folder of the dataset to learn from (`isqn data`); it names its environment."""
+    """Folder of the dataset to learn from (made by `isqn data`). It also sets the environment."""
     protocol: str = "auto"
-    """Atari: machado2018, streaming or reference; dm_control: action-repeat-2, -1, -4 or -8. auto: the dataset's."""
+    """Preprocessing protocol, as for `isqn train dqn`. auto: the protocol of the dataset."""
     max_episode_steps: Annotated[int, AT_LEAST_ONE] = 27_000
-    """Horizon (H): agent steps after which an episode is truncated."""
+    """Agent steps after which an episode is truncated (H)."""
     reward_clip: Annotated[float | None, POSITIVE, NONE_OR_NUMBER] = None
-    """Bound c: rewards are clipped to [-c, c] for learning, or with None not at all; results are always raw."""
+    """Clip rewards to [-c, c] for learning; None: no clipping. Reported returns are never clipped."""
     evaluation_steps: Annotated[int, AT_LEAST_ZERO] = 10_000
-    """Agent steps of an evaluation, which ends with the running episodes; 0 disables evaluations."""
+    """Agent steps of an evaluation, up to the end of the running episodes; 0 disables evaluations."""
     evaluation_environments: Annotated[int, AT_LEAST_ONE] = 8
     """Number of parallel evaluation environments."""
     loop: Literal["auto", "host", "compiled"] = "auto"
-    """Evaluation loop; compiled: in one program with the environment, if that is written in JAX. auto: then."""
+    """Evaluation loop. compiled: one program with an environment written in JAX. auto: compiled if possible."""
 
     @property
     def label(self) -> str:
         if not LOSSES[self.loss].bootstraps:
             return self.algorithm
-        offline = "" if self.loss == "cql" else "offline "  # the same loss is another method where an agent acts
+        offline = "" if self.loss == "cql" else "offline "  # to tell it from the online method with the same loss
         return meta_label(self) + self.target_scheme.label(offline + self.algorithm)
 
 

@@ -1,4 +1,4 @@
-"""Deep Q-learning for every target scheme and every loss: one update function."""
+"""Deep Q-learning: one update function for every target scheme and every loss."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ class DqnConfig(PairLoss, MetaGradient, BatchNorm, ScaledTorso, Adam, Replay, Ep
     update_period: Annotated[int, AT_LEAST_ONE, alias("train-frequency")] = 1
     """Agent steps between gradient steps (G)."""
     reward_clip: Annotated[float | None, POSITIVE, NONE_OR_NUMBER] = None
-    """Bound c: rewards are clipped to [-c, c] for learning, or with None not at all; results are always raw."""
+    """Clip rewards to [-c, c] for learning; None: no clipping. Reported returns are never clipped."""
     compress_replay: Literal["auto", "yes", "no"] = "auto"
-    """Lossless compression of frames in the replay buffer. auto: for images in the host loop."""
+    """Compress frames in the replay buffer, without loss. auto: for images in the host loop."""
 
     @property
     def label(self) -> str:
@@ -65,6 +65,7 @@ class DqnConfig(PairLoss, MetaGradient, BatchNorm, ScaledTorso, Adam, Replay, Ep
 
 
 def meta_label(config: MetaGradient) -> str:
+    """Return the prefix of the method's name."""
     return {"none": "", "adam": "Meta ", "sgd": "Meta-SGD "}[config.meta_gradient]
 
 
@@ -124,7 +125,7 @@ def make_optimizer(config: Any) -> optax.GradientTransformation:
 def make_pair_losses(
     scheme: schemes.TargetScheme, network: Network, pair_loss: Loss, *, joint: bool
 ) -> Callable[..., tuple[Array, tuple[Metrics, Params]]]:
-    """Return a function of parameters, statistics, copies and a batch: the batch mean of the loss of each pair."""
+    """Return a function of parameters, statistics, copies and a batch that returns the mean loss of each pair."""
 
     def pair_losses(
         params: Params, statistics: Params, copies: tuple[Params, ...], batch: Transition
@@ -152,34 +153,35 @@ def evaluate_pairs(
 ) -> tuple[Values, Values, Params]:
     """Evaluate the online and the target head of each pair at s and s'.
 
-    Returns two `Values` of shape (B, pairs, ...) and the new statistics. Only the online heads at s have a gradient.
-    Values that a loss does not use are never computed.
+    Returns two `Values` of shape (B, pairs, ...) and the new statistics. Only the online heads at s have a gradient. XLA
+    removes the values that a loss does not use.
     """
 
-    def at_both_ends(params: Params) -> tuple[Values, Params]:
+    def evaluate_both(params: Params) -> tuple[Values, Params]:
         if joint:
-            # BatchNorm must see s and s' as one batch (Bhatt et al. 2024), and its averages have a gradient; otherwise
-            # two passes, because the gradient of one joint pass runs through both halves: 1.5 times the work.
-            both, moved = network.apply(params, statistics, jnp.concatenate([batch.obs, batch.next_obs]), True)
-            now, then = jnp.split(both, 2)
+            # BatchNorm must see s and s' as one batch (Bhatt et al. 2024), and its averages have a gradient. Two
+            # passes are cheaper without it: the gradient of a joint pass runs through both halves, 1.5 times the work.
+            both, new_statistics = network.apply(params, statistics, jnp.concatenate([batch.obs, batch.next_obs]), True)
+            now, after = jnp.split(both, 2)
         else:
-            (now, moved), (then, _) = (network.apply(params, statistics, x) for x in (batch.obs, batch.next_obs))
-        return Values(now, jax.lax.stop_gradient(then)), moved
+            now, new_statistics = network.apply(params, statistics, batch.obs)
+            after, _ = network.apply(params, statistics, batch.next_obs)
+        return Values(now, jax.lax.stop_gradient(after)), new_statistics
 
     online, target, copy = np.array(scheme.online), np.array(scheme.target), np.array(scheme.copy, int)
-    own, moved = at_both_ends(params)
+    values, new_statistics = evaluate_both(params)
     if copies:
-        every = jax.tree.map(lambda *q: jnp.stack(q), *(at_both_ends(older)[0] for older in copies))
-        targets = jax.tree.map(lambda q: q[copy, :, target].swapaxes(0, 1), every)  # from (copies, B, heads, ...)
+        of_copies = jax.tree.map(lambda *q: jnp.stack(q), *(evaluate_both(older)[0] for older in copies))
+        targets = jax.tree.map(lambda q: q[copy, :, target].swapaxes(0, 1), of_copies)  # from (copies, B, heads, ...)
     else:
-        targets = jax.tree.map(lambda q: q[:, target], own)
-    return jax.tree.map(lambda q: q[:, online], own), jax.lax.stop_gradient(targets), moved
+        targets = jax.tree.map(lambda q: q[:, target], values)
+    return jax.tree.map(lambda q: q[:, online], values), jax.lax.stop_gradient(targets), new_statistics
 
 
 def make_epsilon_greedy(
     scheme: schemes.TargetScheme, network: Network, spec: EnvSpec, acting_rule: str
 ) -> Callable[[AgentState, Array, Array, Array, Array], Choice]:
-    """Return the behaviour policy: epsilon-greedy by one online head, or by the mean of all."""
+    """Return the behaviour policy: epsilon-greedy with respect to one online head, or to the mean of all."""
 
     def act(state: AgentState, obs: Array, epsilon: Array, step: Array, episode: Array) -> Choice:
         heads = jnp.asarray(np.array(scheme.online))
@@ -191,7 +193,7 @@ def make_epsilon_greedy(
             heads = heads[jax.random.categorical(device_key(state.seed, "head", count), logits)][None]
         params = {**state.params, "heads": jax.tree.map(lambda w: w[heads], state.params["heads"])}
         q, _ = network.apply(params, state.statistics, obs[None])
-        best = jnp.argmax(q[0].mean(axis=0))  # by one head or all
+        best = jnp.argmax(q[0].mean(axis=0))  # the mean over the acting heads
         explore, draw = jax.random.split(device_key(state.seed, "explore", step))
         random_action = jax.random.randint(draw, (), 0, spec.num_actions)
         action = jnp.where(jax.random.uniform(explore) < epsilon, random_action, best).astype(jnp.int32)

@@ -1,8 +1,8 @@
-"""Meta iS-QN (paper, D.4): the weight of each Bellman update is learned by a gradient through the update.
+"""Meta iS-QN (paper, D.4): learn the weight of each Bellman update by a gradient through the update.
 
-The batch that makes the step also judges it: outer(theta') = sum of the pair losses, unweighted, at the
-parameters theta' that the weighted step led to; its gradient with respect to the weights, one step back
-only (Xu et al. 2018), moves the logits. Through SGD this is the paper's closed form.
+The weighted pair losses lead from theta to theta' by one optimizer step. The outer loss is the unweighted sum of the
+pair losses at theta', on the same batch. Its gradient with respect to the weights, through this one step (Xu et al.
+2018), updates their logits. With SGD this is the closed form in the paper.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class MetaState(NamedTuple):
 
 
 def pair_weights(logits: Array) -> Array:
-    """Return a softmax scaled so that equal logits give ones, the plain sum."""
+    """Return the softmax of the logits times their number, so that equal logits give weights of one."""
     return len(logits) * jax.nn.softmax(logits)
 
 
@@ -40,7 +40,7 @@ def meta_update(
 ) -> tuple[Any, Metrics]:
     """Update the network by the weighted losses, then the weights by a gradient through that update."""
 
-    def stepped(weights: Array) -> tuple[Any, Any, Any]:
+    def take_step(weights: Array) -> tuple[Any, Any, Any]:
         def inner(params: Any) -> tuple[Array, Any]:
             losses, rest = pair_losses(params, state.statistics, state.copies, batch)
             return losses @ weights, rest
@@ -50,7 +50,7 @@ def meta_update(
         return optax.apply_updates(state.params, steps), optimizer_state, rest
 
     def outer(logits: Array) -> tuple[Array, Any]:
-        params, optimizer_state, rest = stepped(pair_weights(logits))
+        params, optimizer_state, rest = take_step(pair_weights(logits))
         losses, _ = pair_losses(params, state.statistics, state.copies, batch)
         return losses.sum(), (params, optimizer_state, rest)
 

@@ -1,4 +1,4 @@
-"""Normalisation of observations and rewards by running moments of each number of a frame and of the return."""
+"""Normalisation of observations and rewards by running moments of each entry of a frame and of the return."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from isqn.types import Array, EnvSpec
 
 
 class Normalisation(NamedTuple):
-    """Running statistics; () for what is not normalised."""
+    """Running statistics; () for observations or rewards that are not normalised."""
 
     observations: Moments | tuple[()]
     returns: Returns | tuple[()]
@@ -22,14 +22,12 @@ class Returns(NamedTuple):
     """Running statistics of the discounted return."""
 
     moments: Moments
-    latest: (
-        Array  # discounted rewards so far, as words of float64; they start again after the last reward of an episode
-    )
+    latest: Array  # discounted sum of the rewards of the episode so far, as words of float64
     largest: Array  # largest absolute return
 
 
 def init(config: Run, spec: EnvSpec) -> Normalisation:
-    """Return empty statistics, without a leaf if nothing is normalised."""
+    """Return empty statistics; a tree without leaves if nothing is normalised."""
     observations = moments.empty(spec.frame_shape) if config.normalise_observations else ()
     returns = Returns(moments.empty(), moments.zeros(), jnp.float32(0)) if config.normalise_rewards else ()
     return Normalisation(observations, returns)
@@ -38,13 +36,13 @@ def init(config: Run, spec: EnvSpec) -> Normalisation:
 def count(
     statistics: Normalisation, frame: Array, reward: Array | None, ended: Array | None, discount: float
 ) -> Normalisation:
-    """Count a frame and, except for the first frame of an episode, the reward of the step that led to it."""
+    """Add a frame and, except after a reset, the reward of the step that led to it."""
     if statistics.observations:
         statistics = statistics._replace(observations=moments.count(statistics.observations, frame))
     if statistics.returns and reward is not None and ended is not None:
-        earlier = statistics.returns
-        counted, latest, size = moments.follow(earlier.moments, earlier.latest, discount, ended, reward)
-        statistics = statistics._replace(returns=Returns(counted, latest, jnp.maximum(earlier.largest, size)))
+        old = statistics.returns
+        new_moments, latest, size = moments.follow(old.moments, old.latest, discount, ended, reward)
+        statistics = statistics._replace(returns=Returns(new_moments, latest, jnp.maximum(old.largest, size)))
     return statistics
 
 

@@ -1,6 +1,6 @@
-"""The agents by name, and what the rest of the program must know of each.
+"""Registry of the agents: everything that the rest of the program needs to know about each.
 
-An agent registers itself in its own file, from the package or from a user's file alike.
+An agent registers itself in its own file, which may be a user's file outside the package.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from isqn.config.fields import field_names, nearest, nearest_setting
+from isqn.config.fields import aliased_setting, field_names, nearest, nearest_setting
 from isqn.config.parts import PairLoss, Run
 from isqn.config.toml import load_toml
 from isqn.losses import LOSSES
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from isqn.agents.base import Agent
 
-_BUILT_IN = {  # name -> the module that registers it; imported when an agent is asked for
+_BUILT_IN = {  # name -> the module that registers it, imported when the agent is first needed
     "dqn": "isqn.agents.dqn",
     "stream-q": "isqn.agents.stream_q",
     "sac": "isqn.agents.sac",
@@ -32,18 +32,19 @@ _BUILT_IN = {  # name -> the module that registers it; imported when an agent is
 
 
 class AgentKind(NamedTuple):
-    """What the rest of the program must know of an agent."""
+    """Entry of the registry."""
 
     name: str
-    config: type[Run]  # its settings, without those of registered losses
+    config: type[Run]  # its config, without the settings of losses that users register
     make: Callable[[Any, Any], Agent]  # config, specification of the environment -> agent
     actions: Literal["discrete", "continuous", "tokens"]
     loop: str  # the module that trains it, such as "isqn.train.online"
     presets_of: str  # the agent whose presets also fit this one
-    evaluation_rule: str  # how it acts in `isqn eval`; "": as in training
+    evaluation_rule: str  # acting rule in `isqn eval`; "": as in training
 
     @property
     def summary(self) -> str:
+        """First sentence of the config's docstring."""
         return (self.config.__doc__ or "").split("\n")[0]
 
 
@@ -60,7 +61,7 @@ def register_agent(
     presets_of: str = "",
     evaluation_rule: str = "",
 ) -> None:
-    """Make an agent known: `isqn train NAME`, `isqn.Model(NAME)`, studies, reports and all other commands."""
+    """Register an agent for `isqn train NAME`, `isqn.Model(NAME)`, studies, reports and all other commands."""
     _KINDS[name] = AgentKind(name, config, make, actions, loop, presets_of or name, evaluation_rule)
 
 
@@ -69,7 +70,7 @@ def agent_names() -> tuple[str, ...]:
 
 
 def find_agent(name: Any) -> AgentKind:
-    """Return what is registered by a name, or refuse it."""
+    """Return the entry of an agent; refuse an unknown name."""
     if isinstance(name, str) and name in _BUILT_IN and name not in _KINDS:
         import_module(_BUILT_IN[name])
     if not isinstance(name, str) or name not in _KINDS:
@@ -97,46 +98,49 @@ def require_actions(config: Run, spec: EnvSpec) -> None:
 
 
 def config_class(agent: str) -> type[Run]:
-    """Return the config of an agent, with the settings of the losses that users have registered."""
-    kind = find_agent(agent).config
+    """Return the config class of an agent, with the settings of the losses that users have registered."""
+    kind: type = find_agent(agent).config
     settings = tuple(loss.settings for loss in LOSSES.values() if loss.settings) if issubclass(kind, PairLoss) else ()
-    return _with_settings(kind, settings)
+    return _add_settings(kind, settings)
 
 
 @cache
-def _with_settings(kind: type[Run], settings: tuple[type, ...]) -> type[Run]:
+def _add_settings(kind: type, settings: tuple[type, ...]) -> type[Run]:
     if not settings:
         return kind
-    about = {"__doc__": kind.__doc__, "__module__": kind.__module__, "__annotations__": {}}
-    return dataclass(frozen=True)(type(kind.__name__, (*settings, kind), about))
+    attributes: dict[str, Any] = {"__doc__": kind.__doc__, "__module__": kind.__module__, "__annotations__": {}}
+    return dataclass(frozen=True)(type(kind.__name__, (*settings, kind), attributes))
 
 
 def make_config(agent: str, **settings: Any) -> Run:
-    """Return the default settings of an agent, with some of them changed."""
+    """Return the default config of an agent, with some settings changed."""
     return config_class(agent)(**settings)
 
 
 def owners(setting: str) -> list[str]:
-    """Return the agents that have a setting."""
-    return [name for name in agent_names() if setting in field_names(config_class(name))]
+    """Return the agents that have a setting, given by its name or by an alias."""
+    configs = {name: config_class(name) for name in agent_names()}
+    return [name for name, kind in configs.items() if setting in field_names(kind) or aliased_setting(setting, kind)]
 
 
 def foreign_setting(setting: str, agent: str) -> str:
     """Return the end of a sentence about a setting that only other agents have; "" if none has it."""
-    others = [f"`isqn train {name}`" for name in owners(setting)]
-    return f"it is for {' or '.join(others)}, not for {agent}." if others else ""
+    having = owners(setting)
+    if not having or agent in having:
+        return ""
+    return f"it is for {' or '.join(f'`isqn train {name}`' for name in having)}, not for {agent}."
 
 
 def config_from_mapping(values: dict[str, Any], where: str, base: Run | None = None) -> Run:
-    """Return a config from the contents of a file; unknown names are answered with the nearest known one."""
-    given = dict(values)
-    agent = given.pop("agent", base.agent if base else "dqn")
+    """Return a config from the contents of a file; an error about an unknown name suggests the nearest known one."""
+    settings = dict(values)
+    agent = settings.pop("agent", base.agent if base else "dqn")
     try:
         kind = config_class(agent)
     except UserError as error:
         raise UserError(f"{where}: {error}") from None
     known = field_names(kind)
-    for name in given:
+    for name in settings:
         if name not in known:
             if foreign := foreign_setting(name, agent):
                 raise UserError(f"{where} sets {name!r}; {foreign}")
@@ -144,14 +148,14 @@ def config_from_mapping(values: dict[str, Any], where: str, base: Run | None = N
             hint = nearest_setting(name, kind, ("agent", *known), fields)
             raise UserError(f"{where} sets {name!r}, which is not a field of a run; {hint}")
     try:
-        return base.replace(**given) if base else kind(**given)
+        return base.replace(**settings) if base else kind(**settings)
     except UserError as error:
         raise UserError(f"{where}: {error}") from None
 
 
 def read_config_file(path: Path) -> Run:
-    """Return the config of a `config.toml`. Nothing is executed that the file names."""
+    """Return the config in a `config.toml`. Nothing that the file names is imported."""
     settings = load_toml(path, "give the config.toml of a run.")
-    if not settings:  # a full disk leaves an empty file: not a run with the default of everything
+    if not settings:  # as a full disk leaves it; it must not be read as a run with all defaults
         raise UserError(f"{path} is empty; give the config.toml of a run.")
     return config_from_mapping(settings, str(path))

@@ -1,7 +1,7 @@
-"""Soft actor-critic (Haarnoja et al. 2018) for every scheme: a policy acts, and the heads of a critic learn in pairs.
+"""Soft actor-critic (Haarnoja et al. 2018) for every scheme: the heads of the critic learn in pairs.
 
 The order within an update is that of SimbaV2 (Lee et al. 2025): policy, temperature, critic, target update. The replay
-buffer holds raw observations and rewards; they are normalised by the newest statistics when they are learned from.
+buffer holds raw observations and rewards; a sampled batch is normalised by the newest statistics.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class SacConfig(MovingHeads, Normalisation, PairWeights, Torso, Adam, Replay, In
 
     agent = "sac"
 
-    # Defaults are for a plain MLP, on a task that nobody has tuned for; the paper's SimbaV2 is a preset.
+    # The defaults are for a plain MLP and are tuned for no task; the paper's SimbaV2 is a preset.
     env_id: str = "Pendulum-v1"
     target_update_period: TargetUpdatePeriod = 1
     """Target update period (T) in gradient steps."""
@@ -69,9 +69,9 @@ class SacConfig(MovingHeads, Normalisation, PairWeights, Torso, Adam, Replay, In
     head_weight_discount: Annotated[float, AT_LEAST_ZERO] = 0.25
     normalise_observations: bool = True
     acting_rule: Literal["sample", "mean"] = "sample"
-    """Acting rule: sample the policy, or take its mean."""
+    """How the policy acts: sample an action, or take the mean."""
     updates_per_step: Annotated[int, AT_LEAST_ONE] = 1
-    """Gradient steps after each agent step, each with a batch of its own. Not specified in the paper; SimbaV2: 2."""
+    """Gradient steps after each agent step, each on a new batch. Not specified in the paper; SimbaV2: 2."""
     learning_rate_end: Annotated[
         float,
         AT_LEAST_ZERO,
@@ -79,31 +79,31 @@ class SacConfig(MovingHeads, Normalisation, PairWeights, Torso, Adam, Replay, In
     ] = 0.0
     """Learning rate at the end of its decay."""
     learning_rate_decay_steps: Annotated[int, AT_LEAST_ZERO] = 0
-    """Agent steps of the linear learning-rate decay, from the first gradient step on; 0 disables it."""
+    """Agent steps of the linear learning-rate decay, counted from the first gradient step; 0 disables it."""
     twin_q: bool = False
-    """Train two critics and learn from the smaller value."""
+    """Train two critics, and take the smaller of their values as the target."""
     num_atoms: Annotated[int, AT_LEAST_ONE] = 1
     """Number of atoms of the categorical critic; 1 predicts the mean."""
     value_bound: Annotated[float, POSITIVE, Needs(lambda config: config.num_atoms > 1, "--num-atoms above 1")] = 5.0
-    """Bound of the atoms: larger returns are clipped, or scaled down to it with --normalise-rewards."""
+    """Largest absolute value of an atom. Larger returns are clipped or, with --normalise-rewards, scaled down."""
     joint_batch_norm: Literal["auto", "yes", "no"] = "auto"
-    """BatchNorm after each activation of the critic, over s and s' jointly. auto: without a target network."""
+    """BatchNorm in the critic, with s and s' in one batch. auto: for schemes without a target network."""
     batch_norm_epsilon: Annotated[float, POSITIVE, BatchNormed] = 1e-5
     """Epsilon of BatchNorm. Not specified in the paper; CrossQ: 1e-3."""
     batch_norm_kind: Annotated[Literal["plain", "renorm"], BatchNormed] = "plain"
     """BatchNorm, or the batch renormalisation of CrossQ. Not specified in the paper."""
     batch_norm_input: Annotated[bool, BatchNormed] = False
-    """BatchNorm of the inputs, as in CrossQ. Not specified in the paper."""
+    """BatchNorm also on the inputs, as in CrossQ. Not specified in the paper."""
     batch_norm_policy: Annotated[bool, BatchNormed] = False
-    """BatchNorm in the policy, as in CrossQ; the actor loss updates its averages. Not specified in the paper."""
+    """BatchNorm also in the policy, as in CrossQ; the actor loss updates its averages. Not specified in the paper."""
     policy_loss_statistics: Annotated[Literal["running", "batch"], BatchNormed] = "running"
-    """BatchNorm statistics of the critic in the actor loss, which updates none. Not specified in the paper."""
+    """BatchNorm statistics of the critic in the actor loss, which never updates them. Not specified in the paper."""
     policy_value: Literal["weighted-mean", "weighted-sum-over-k", "first", "last"] = "weighted-mean"
-    """Aggregation of the heads in the actor loss: sum of w_k Q_k over the sum of w_k or over K, or Q_1 or Q_K alone."""
+    """How the heads are aggregated in the actor loss: sum of w_k Q_k over the sum of w_k or over K, Q_1, or Q_K."""
     update_order: Literal["policy-first", "critic-first"] = "policy-first"
-    """Order within an update. Not specified in the paper; SimbaV2: policy-first, the authors' slimSAC: critic-first."""
+    """Order within a gradient step. Not specified in the paper; SimbaV2: policy-first; slimSAC: critic-first."""
     project_frozen_heads: Annotated[bool, needs("scheme", "iterated-shared")] = True
-    """SimbaV2: project the columns of frozen heads to length 1 at each update. Not specified in the paper."""
+    """For SimbaV2: also project frozen heads to unit columns at each gradient step. Not specified in the paper."""
     entropy_temperature_start: Annotated[float, POSITIVE] = 1.0
     """Initial entropy temperature (alpha); it is learned."""
     target_entropy_per_action: float = -1.0
@@ -119,11 +119,11 @@ class SacConfig(MovingHeads, Normalisation, PairWeights, Torso, Adam, Replay, In
 
     algorithm = "SAC"
     evaluation_epsilon = last_epsilon = 0.0
-    loop = "host"  # no environment with continuous actions is written in JAX here
+    loop = "host"  # no JAX environment of this package has continuous actions
 
     def check_together(self) -> None:
         super().check_together()
-        uniform = math.log(2)  # the entropy of a number between -1 and 1
+        uniform = math.log(2)  # entropy of a uniform action in [-1, 1]
         rule = f"must be below {uniform:.3f}, the entropy of uniform actions"
         require(self, "target_entropy_per_action", self.target_entropy_per_action < uniform, rule)
         require(self, "head_weights", sum(self.pair_weights) > 0, "must have a sum above 0, for the actor loss")
@@ -135,7 +135,7 @@ class SacConfig(MovingHeads, Normalisation, PairWeights, Torso, Adam, Replay, In
 
     @property
     def actor_head_weights(self) -> tuple[float, ...]:
-        """Weights of the value of each pair in the actor loss."""
+        """Weight of the value of each pair in the actor loss."""
         weights, pairs = self.pair_weights, self.target_scheme.num_pairs
         if self.policy_value in ("first", "last"):
             chosen = 0 if self.policy_value == "first" else pairs - 1
@@ -170,7 +170,7 @@ class Optimizers(NamedTuple):
     critic: Any
     policy: Any
     temperature: Any
-    updates: Array  # count of the random draws
+    updates: Array  # number of gradient steps, which also numbers the random draws
 
 
 def make(config: SacConfig, spec: EnvSpec) -> Agent:
@@ -222,16 +222,16 @@ def make(config: SacConfig, spec: EnvSpec) -> Agent:
 
     def act(state: AgentState, obs: Array, epsilon: Array, step: Array, episode: Array) -> Choice:
         explore, uniform, normal = jax.random.split(device_key(state.seed, "explore", step), 3)
-        mean, log_std = plan(state.policy, normalisation.normalise_observation(state.moments, obs)[None])
+        mean, log_std = policy_output(state.policy, normalisation.normalise_observation(state.moments, obs)[None])
         chosen = jnp.tanh(mean[0]) if config.acting_rule == "mean" else draw(normal, mean, log_std)[0][0]
         random_action = jax.random.uniform(uniform, (spec.num_actions,), minval=-1)
         return Choice(jnp.where(jax.random.uniform(explore) < epsilon, random_action, chosen), jnp.bool(False))
 
-    def plan(actor: Actor, obs: Array) -> tuple[Array, Array]:
+    def policy_output(actor: Actor, obs: Array) -> tuple[Array, Array]:
         return policy.apply(actor.network, actor.statistics, obs)[0]
 
     def value(outputs: Array) -> Array:
-        """Return the value that a critic expects, from its logits over atoms or its one output."""
+        """Return the expected value under the logits over the atoms, or the single output."""
         return jnp.matmul(jax.nn.softmax(outputs), atoms, precision="highest") if is_categorical else outputs[..., 0]
 
     def pair_losses(
@@ -241,7 +241,7 @@ def make(config: SacConfig, spec: EnvSpec) -> Agent:
         predictions, targets, new_statistics = evaluate_pairs(
             scheme, critic, params, statistics, copies, batch, joint=is_joint
         )
-        if config.twin_q:  # both learn from the smaller value
+        if config.twin_q:  # the target of both critics is the smaller value
             least = jnp.argmin(value(targets.next), axis=2, keepdims=True)[..., None]
             chosen = jnp.take_along_axis(targets.next, least, axis=2)
             targets = targets._replace(next=jnp.broadcast_to(chosen, targets.next.shape))
@@ -254,8 +254,8 @@ def make(config: SacConfig, spec: EnvSpec) -> Agent:
         steps, optimizer_state = optimizer.update(grads, optimizer_state, params)
         return optax.apply_updates(params, steps), optimizer_state
 
-    def learn_policy(state: AgentState, batch: Transition, key: Array) -> tuple[AgentState, Metrics]:
-        """Update the policy by the critic's value and its own entropy, then the temperature by that entropy."""
+    def update_policy(state: AgentState, batch: Transition, key: Array) -> tuple[AgentState, Metrics]:
+        """Update the policy by its value and its entropy, then the temperature by the entropy."""
         actor, temperature = state.policy, jnp.exp(state.policy.log_temperature)
 
         def loss(network: Params) -> tuple[Array, tuple[Array, Params]]:
@@ -267,17 +267,17 @@ def make(config: SacConfig, spec: EnvSpec) -> Agent:
             return (temperature * log_probability - least @ actor_weights).mean(), (-log_probability.mean(), statistics)
 
         grads, (entropy, statistics) = jax.grad(loss, has_aux=True)(actor.network)
-        network, of_policy = optimise(state.optimizer.policy, grads, actor.network)
-        slope = temperature * (entropy - target_entropy)
-        log_temperature, of_temperature = optimise(state.optimizer.temperature, slope, actor.log_temperature)
+        network, policy_optimizer = optimise(state.optimizer.policy, grads, actor.network)
+        gradient = temperature * (entropy - target_entropy)
+        log_temperature, temperature_optimizer = optimise(state.optimizer.temperature, gradient, actor.log_temperature)
         state = state._replace(
             policy=Actor(policy.project(network), statistics, log_temperature),
-            optimizer=state.optimizer._replace(policy=of_policy, temperature=of_temperature),
+            optimizer=state.optimizer._replace(policy=policy_optimizer, temperature=temperature_optimizer),
         )
         return state, {"entropy": entropy, "temperature": jnp.exp(log_temperature)}
 
-    def learn_critic(state: AgentState, batch: Transition, key: Array) -> tuple[AgentState, Metrics]:
-        next_action, next_log_probability = draw(key, *plan(state.policy, batch.next_obs))
+    def update_critic(state: AgentState, batch: Transition, key: Array) -> tuple[AgentState, Metrics]:
+        next_action, next_log_probability = draw(key, *policy_output(state.policy, batch.next_obs))
         bonus = -jnp.exp(state.policy.log_temperature) * next_log_probability
         batch = batch._replace(
             obs=jnp.concatenate([batch.obs, batch.action], axis=-1),
@@ -290,8 +290,8 @@ def make(config: SacConfig, spec: EnvSpec) -> Agent:
             return per_pair @ weights, rest
 
         grads, (metrics, statistics) = jax.grad(weighted, has_aux=True)(state.params)
-        params, of_critic = optimise(state.optimizer.critic, grads, state.params)
-        optimizers = state.optimizer._replace(critic=of_critic)
+        params, critic_optimizer = optimise(state.optimizer.critic, grads, state.params)
+        optimizers = state.optimizer._replace(critic=critic_optimizer)
         return state._replace(params=project(params), statistics=statistics, optimizer=optimizers), metrics
 
     def project(params: Params) -> Params:
@@ -301,19 +301,19 @@ def make(config: SacConfig, spec: EnvSpec) -> Agent:
         heads = jax.tree.map(lambda w, old: w.at[frozen].set(old[frozen]), projected["heads"], params["heads"])
         return {**projected, "heads": heads}
 
-    def learn(state: AgentState, batch: Transition) -> tuple[AgentState, Metrics]:
-        """Do one gradient step of each part on normalised observations and rewards."""
+    def update_once(state: AgentState, batch: Transition) -> tuple[AgentState, Metrics]:
+        """Do one gradient step of the policy, the temperature and the critic on a normalised batch."""
         keys = jax.random.split(device_key(state.seed, "update", state.optimizer.updates))
-        parts, metrics = [(learn_policy, keys[0]), (learn_critic, keys[1])], Metrics()
+        parts, metrics = [(update_policy, keys[0]), (update_critic, keys[1])], Metrics()
         for part, key in parts if config.update_order == "policy-first" else reversed(parts):
-            state, found = part(state, batch, key)
-            metrics |= found
+            state, part_metrics = part(state, batch, key)
+            metrics |= part_metrics
         updates = state.optimizer.updates + 1
         state = state._replace(optimizer=state.optimizer._replace(updates=updates))
         return refresh_if_due(config, refresh, state, updates), metrics
 
     def update(state: AgentState, batch: Transition) -> tuple[AgentState, Metrics]:
-        """Do all gradient steps of an agent step in one program; `batch` holds their batches one after another."""
+        """Do all gradient steps of an agent step; `batch` holds their batches one after another."""
         batch = batch._replace(
             obs=normalisation.normalise_observation(state.moments, batch.obs),
             reward=batch.reward
@@ -321,7 +321,7 @@ def make(config: SacConfig, spec: EnvSpec) -> Agent:
             next_obs=normalisation.normalise_observation(state.moments, batch.next_obs),
         )
         batches = jax.tree.map(lambda x: x.reshape(-1, config.batch_size, *x.shape[1:]), batch)
-        state, metrics = jax.lax.scan(learn, state, batches)
+        state, metrics = jax.lax.scan(update_once, state, batches)
         return state, jax.tree.map(lambda m: m.sum(axis=0), metrics)
 
     def refresh(state: AgentState) -> AgentState:
@@ -342,7 +342,7 @@ def make(config: SacConfig, spec: EnvSpec) -> Agent:
         losses=pair_losses,
         activations=activations,
         network=critic,
-        refreshes=False,  # an update does it
+        refreshes=False,  # the update does it itself
         acting_parts=("policy", "moments"),
     )
 

@@ -1,8 +1,8 @@
-"""Stream Q(λ) (Elsayed et al. 2024) for every scheme: each step is learned from once, when it comes.
+"""Stream Q(λ) (Elsayed et al. 2024) for every scheme: learns from each step once, when it is taken.
 
-There is no replay, no batch and no Adam. Every online head has a trace of the gradients of its past values, and the
-temporal-difference error of its pair moves the parameters along it, by a step (ObGD) that is short enough not to
-overshoot. Network, acting and refresh are those of Q-learning.
+There is no replay buffer, no batch and no Adam. Every online head has an eligibility trace of its gradients. The
+temporal-difference error of its pair moves the parameters along the trace, by a step size (ObGD) that is small enough
+not to overshoot. Network, acting and refresh are those of Q-learning.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from isqn.keys import device_key
 from isqn.lazy import jax, jnp
 from isqn.types import Array, EnvSpec, Metrics, Params, Transition
 
-HELD_OUT_STEPS = 32  # past steps that the probes evaluate beside the one that is learned from
+HELD_OUT_STEPS = 32  # past steps that the probes evaluate at each update
 
 
 @dataclass(frozen=True)
@@ -42,24 +42,24 @@ class StreamQConfig(Normalisation, ScaledTorso, EpsilonGreedy, NativeLoop):
     target_update_period: TargetUpdatePeriod = 10
     """Target update period (T) in agent steps."""
     learning_rate: LearningRate = 1.0
-    """Step size of ObGD, before its bound."""
+    """Step size of ObGD before it is bounded."""
     layer_norm: bool = True
     normalise_observations: bool = True
     normalise_rewards: bool = True
     trace_decay: Annotated[float, PROBABILITY] = 0.8
-    """Trace decay (lambda), in [0, 1]; traces also end with the episode and at exploring actions."""
+    """Trace decay (lambda), in [0, 1]. Traces are reset after an episode and after an exploring action."""
     obgd_kappa: Annotated[float, POSITIVE] = 2.0
-    """Margin of ObGD (kappa): larger keeps updates further below the size that overshoots."""
+    """Safety factor of ObGD (kappa): larger values make smaller steps."""
     obgd: Literal["per-head", "joint"] = "per-head"
-    """Bound of ObGD: on the update of each pair, or on their sum. Not specified in the paper."""
+    """Bound the update of each pair, or the sum of all updates. Not specified in the paper."""
     shift_traces: bool = True
-    """Move traces with the heads at a target update. Not specified in the paper."""
+    """Shift the traces along with the heads at a target update. Not specified in the paper."""
     layer_norm_axes: Literal["channels", "all"] = "channels"
-    """Axes of LayerNorm: the channels (slimStreamQ), or all of a sample (the code of Stream Q)."""
+    """Axes of LayerNorm: the channels (slimStreamQ), or all axes of a sample (the code of Stream Q)."""
     initial_sparsity: Annotated[float, PROBABILITY] = 0.9
-    """Share of the incoming weights of each unit that start at zero, rounded up; at least one does not."""
+    """Share of the incoming weights of each unit that are initially zero, rounded up; at least one is not."""
 
-    # There is no replay: both ends of the current step are the batch.
+    # Without a replay buffer, the batch is the current step.
     algorithm = "Stream Q(λ)"
     batch_size = update_batch_size = 1
     loss = "dqn"
@@ -79,15 +79,15 @@ class StreamQConfig(Normalisation, ScaledTorso, EpsilonGreedy, NativeLoop):
 
     @property
     def replay_rows(self) -> int:
-        """Rows of past steps, which only the probes read, and the two ends of the current step."""
+        """Two rows for the current step, or more with --analysis, for the past steps that the probes read."""
         return self.analysis_samples + 1 if self.analysis else 2
 
 
 class Traces(NamedTuple):
     """Eligibility traces: decayed sums of past gradients.
 
-    The gradient of a head's value with respect to the head itself is the same for all heads: the features, where the
-    action was taken. Its trace is kept once.
+    The gradient of a value with respect to its own head is the same for all heads: the features, in the column of the
+    action. One trace serves all heads.
     """
 
     torso: Params  # with a leading axis of pairs
@@ -119,7 +119,7 @@ def make(config: StreamQConfig, spec: EnvSpec) -> Agent:
     def observe(
         state: AgentState, frame: Array, reward: Array | None = None, ended: Array | None = None
     ) -> tuple[AgentState, Array]:
-        """Count a frame and a reward, then normalise the frame by the new statistics."""
+        """Add a frame and a reward to the statistics, then normalise the frame by them."""
         statistics = normalisation.count(state.moments, frame, reward, ended, config.discount)
         return state._replace(moments=statistics), normalisation.normalise_observation(statistics, frame)
 
@@ -136,30 +136,32 @@ def make(config: StreamQConfig, spec: EnvSpec) -> Agent:
 
         # The gradients of all online values with respect to the torso, in one backward pass.
         (gradients,) = jax.vmap(pull_back)(params["heads"]["kernel"][online, :, step.action].astype(features.dtype))
-        taken = jax.nn.one_hot(step.action, spec.num_actions)
-        own = {"kernel": jnp.outer(features, taken), "bias": taken}
-        torso, head = jax.tree.map(lambda z, g: traces.fade * z + g, (traces.torso, traces.head), (gradients, own))
+        action = jax.nn.one_hot(step.action, spec.num_actions)
+        head_gradient = {"kernel": jnp.outer(features, action), "bias": action}
+        torso, head = jax.tree.map(
+            lambda z, g: traces.fade * z + g, (traces.torso, traces.head), (gradients, head_gradient)
+        )
 
-        of_head = sum(jnp.abs(z).sum() for z in jax.tree.leaves(head))
-        norms = sum(map(_norms, jax.tree.leaves(torso)), jnp.asarray(of_head))
-        moves = step_sizes(errors, norms, config) * errors
+        head_norm = sum(jnp.abs(z).sum() for z in jax.tree.leaves(head))
+        norms = sum(map(_norms, jax.tree.leaves(torso)), jnp.asarray(head_norm))
+        steps = step_sizes(errors, norms, config) * errors
         params = {
-            "torso": jax.tree.map(lambda w, z: w + _weighted_sum(moves, z), params["torso"], torso),
-            "heads": jax.tree.map(lambda w, z: w.at[online].add(jnp.tensordot(moves, z, 0)), params["heads"], head),
+            "torso": jax.tree.map(lambda w, z: w + _weighted_sum(steps, z), params["torso"], torso),
+            "heads": jax.tree.map(lambda w, z: w.at[online].add(jnp.tensordot(steps, z, 0)), params["heads"], head),
         }
         fade = jnp.where(step.ended | step.explored, 0.0, decay).astype(jnp.float32)
         state = state._replace(params=params, optimizer=Traces(torso, head, fade))
         return state, {"loss": jnp.square(errors).sum(), "q_value": q.mean()}
 
     def refresh(state: AgentState) -> AgentState:
-        """Move the heads, and their traces with them."""
-        size = config.target_step_size
-        params, copies = schemes.refresh(scheme, state.params, state.copies, size)
+        """Move the heads, and with --shift-traces their traces."""
+        step_size = config.target_step_size
+        params, copies = schemes.refresh(scheme, state.params, state.copies, step_size)
         state = state._replace(params=params, copies=copies)
         if not config.shift_traces:
             return state
-        sources = _sources_of_traces(scheme)
-        torso = jax.tree.map(lambda z: schemes.towards(z, z[sources], size), state.optimizer.torso)
+        sources = _trace_sources(scheme)
+        torso = jax.tree.map(lambda z: schemes.towards(z, z[sources], step_size), state.optimizer.torso)
         return state._replace(optimizer=state.optimizer._replace(torso=torso))
 
     def activations(state: AgentState, batch: Transition) -> tuple[list[Array], Array]:
@@ -183,22 +185,22 @@ def make(config: StreamQConfig, spec: EnvSpec) -> Agent:
 def step_sizes(errors: Array, norms: Array, config: StreamQConfig) -> Array:
     """Return the step size of each pair by ObGD (Elsayed et al. 2024, algorithm 3), given the l1 norms of the traces.
 
-    It is the learning rate, or less where that would overshoot.
+    The step size is the learning rate, or less if that would overshoot.
     """
     reach = config.obgd_kappa * jnp.maximum(jnp.abs(errors), 1) * norms
     reach = reach.sum() if config.obgd == "joint" else reach
     return config.learning_rate / jnp.maximum(config.learning_rate * reach, 1)
 
 
-def _sources_of_traces(scheme: schemes.TargetScheme) -> np.ndarray:
-    """Return for each pair the one whose online head becomes its own at a refresh."""
+def _trace_sources(scheme: schemes.TargetScheme) -> np.ndarray:
+    """Return for each pair the pair whose online head becomes its own online head at a refresh."""
     pair_of = {head: pair for pair, head in enumerate(scheme.online)}
     source_of = dict(zip(*scheme.moves, strict=True))
     return np.array([pair_of[source_of.get(head, head)] for head in scheme.online])
 
 
 def _weighted_sum(weights: Array, z: Array) -> Array:
-    """Sum over the pairs term by term: one pass over the memory, where a matrix product makes two."""
+    """Sum over the pairs term by term, in one pass over the memory; a matrix product would take two."""
     return sum(weights[pair] * z[pair] for pair in range(len(z)))  # type: ignore[return-value]
 
 

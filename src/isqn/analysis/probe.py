@@ -1,4 +1,4 @@
-"""The paper's probes on a finished run: the agent plays fresh games, and is looked at on what it saw."""
+"""The paper's probes of a trained agent, on states from fresh games that it plays."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ COLUMNS = {
 
 
 def available(config: Any) -> tuple[str, ...]:
-    """Return the metrics that an agent has."""
-    has_held_out = config.replace(analysis=True).held_out_size > 0  # churn and cosines come with training batches
-    without = set() if has_held_out else {"target-churn", "gradient-cosine"}
-    without |= {"head-cosine"} if config.target_scheme.num_heads == 1 else set()
-    without |= set() if config.uses_batch_norm else {"batch-norm"}
-    return tuple(metric for metric in COLUMNS if metric not in without)
+    """Return the metrics that are defined for an agent."""
+    has_held_out = config.replace(analysis=True).held_out_size > 0  # churn and cosines are measured in updates
+    missing = set() if has_held_out else {"target-churn", "gradient-cosine"}
+    missing |= {"head-cosine"} if config.target_scheme.num_heads == 1 else set()
+    missing |= set() if config.uses_batch_norm else {"batch-norm"}
+    return tuple(metric for metric in COLUMNS if metric not in missing)
 
 
 def probe_run(
     run_dir: Path, metrics: tuple[str, ...], which: str, samples: int, updates: int, seed: int
 ) -> dict[str, Any]:
-    """Rank and dormant units on `samples` states; churn and cosines over `updates` updates from the checkpoint on.
+    """Return the probes of a trained agent: rank and dormant units on `samples` states, churn and cosines in updates.
 
-    The updates start at a refresh, as the paper's target period does, and learn from the fresh games; another refresh
-    comes when it is due.
+    The `updates` gradient steps begin with a target update, as the paper's target period does. They learn from the
+    fresh games, and the targets are updated when that is due.
     """
     config: Any = read_config(run_dir)
     require_environment_agent(config, "`isqn probe`")
@@ -70,31 +70,31 @@ def probe_run(
     if config.held_out_size:
         state = call.refresh(state._replace(probe=jax.tree.map(jnp.copy, state.params)))
 
-    replay, explored = online.replay_factory(config, env.spec, rows=2 * rows)(), []  # for a step two at most
+    # A step takes at most two rows.
+    replay, explored = online.replay_factory(config, env.spec, rows=2 * rows)(), list[bool]()
 
     def choose(step: int, episode: int) -> Any:
         choice = call.act(state, replay.observation(), config.last_epsilon, step, episode)
         explored.append(bool(choice.explored))
         return choice.action
 
-    def observe(*seen: Any) -> np.ndarray:
+    def observe(*step: Any) -> np.ndarray:
         nonlocal state
-        state, obs = call.observe_eval(state, *seen)
+        state, obs = call.observe_eval(state, *step)
         return obs
 
     for _ in islice(play(config, env, replay, choose, seed, observe), rows):
         pass
     env.close()
 
-    looked_at = replay.sample(samples, host_generator(seed, "probe"))
-    found: dict[str, float] = probe_features(agent, state, looked_at)
+    values = probe_features(agent, state, replay.sample(samples, host_generator(seed, "probe")))
     if {"target-churn", "gradient-cosine"} & set(metrics):
         totals, starts = zero_totals(agent, config, env.spec), replay.valid_starts()
-        if agent.is_streaming:  # traces of the games before end here
+        if agent.is_streaming:  # drop the traces of training
             state = state._replace(optimizer=state.optimizer._replace(fade=jnp.float32(0)))
         for index in range(updates):
             generator, place = host_generator(seed, "replay", index), index % len(starts)
-            if agent.is_streaming:  # in the order in which it was played, and again from the first step
+            if agent.is_streaming:  # steps in their order, and again from the first one
                 batch = replay.step_from(starts[place], explored[place])
             else:
                 batch = replay.sample(config.batch_size, generator)
@@ -102,21 +102,21 @@ def probe_run(
             state, totals = call.update(state, totals, batch)
             if (index + 1) * config.update_period % config.target_update_period == 0:
                 state = call.refresh(state)
-        found |= fetch_means(totals, updates)
-    wanted = [column for metric in metrics for column in COLUMNS[metric]]
-    return {"label": config.label, "step": step, **{name: found[name] for name in wanted}}
+        values |= fetch_means(totals, updates)
+    columns = [column for metric in metrics for column in COLUMNS[metric]]
+    return {"label": config.label, "step": step, **{name: values[name] for name in columns}}
 
 
 class KnownValues(NamedTuple):
-    """What a run learned of a problem whose values are known, in the states where something follows: (S, A) each."""
+    """Learned and true action values of a toy problem in its non-terminal states, of shape (S, A)."""
 
-    states: np.ndarray
-    learned: np.ndarray  # the mean of the online heads
+    states: np.ndarray  # numbers of the states, of shape (S,)
+    learned: np.ndarray  # mean of the online heads
     true: np.ndarray
 
 
 def known_values(run_dir: Path) -> KnownValues | None:
-    """The learned and the true values of a toy problem; None where nobody knows the truth."""
+    """Return the learned and the true values of a run on a toy problem; None for any other environment."""
     config: Any = read_config(run_dir)
     if config.env_id not in toy.PROBLEMS:
         return None

@@ -92,7 +92,9 @@ def _refuse(event: tyro_errors.ParseErrorEvent, kind: Any, args: list[str], prog
             raise UsageError(f"{_flag_of(event.argument, args)} is {event.value!r}; {nearest(event.value, choices)}")
         case tyro_errors.BadValue():
             choices = _choices(event.argument.field.type_stripped)
-            raise UsageError(f"{_flag_of(event.argument, args)} needs a value{': ' * bool(choices)}{', '.join(choices)}.")
+            raise UsageError(
+                f"{_flag_of(event.argument, args)} needs a value{': ' * bool(choices)}{', '.join(choices)}."
+            )
         case tyro_errors.InstantiationFailure() if event.argument is not None:
             raise UsageError(_bad_value(event.argument, event.message, args))
         case tyro_errors.MissingArgs():
@@ -113,7 +115,9 @@ def _unrecognised(tokens: list[str], kind: Any, args: list[str], prog: str, agen
         foreign = foreign_setting(names[0][2:].replace("-", "_"), agent) if agent else ""
         hint = foreign or nearest(names[0], flags(kind), f"`{prog} --help` lists them.")
         return f"`{prog}` has no flag {names[0]}; {hint}"
-    before = args[args.index(tokens[0]) - 1].replace("_", "-") if tokens[0] in args[1:] else ""
+    joined = [arg.partition("=")[0] for arg in args if arg.startswith("--") and arg.endswith(f"={tokens[0]}")]
+    before = args[args.index(tokens[0]) - 1] if tokens[0] in args[1:] else "".join(joined[:1])
+    before = before.replace("_", "-")
     if flags(kind).get(before) is bool:
         other = f"--{before.removeprefix('--no-')}" if before.startswith("--no-") else f"--no-{before[2:]}"
         return f"{before} takes no value; its opposite is {other}."

@@ -1,7 +1,7 @@
-"""Rules that stand on a setting: its range, what it needs to have an effect, and other names of its flag.
+"""Rules of a setting, written in the annotation of its field: range, condition for an effect, and aliases.
 
-A config is a frozen dataclass. `check` reads the rules of all its fields; each part may add rules that relate several
-settings in its `check_together`.
+A config is a frozen dataclass. `check` applies the rules of all its fields. Rules that relate several settings are in
+the `check_together` of the parts of a config.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MAX_FLOAT = 3.4e38  # numbers on a device are float32
 
 @dataclass(frozen=True)
 class Range:
-    """Bounds of a number, each included unless it is open."""
+    """Bounds of a number; a bound is allowed itself unless it is open."""
 
     low: float = -math.inf
     high: float = math.inf
@@ -41,7 +41,7 @@ class Range:
         return above and below
 
     def __str__(self) -> str:
-        """Return the bounds as the end of a sentence: "must be at least 1"."""
+        """Return the bounds as the end of an error message: "must be at least 1"."""
         low = f"above {self.low:g}" if self.open_low else f"at least {self.low:g}"
         high = f"below {self.high:g}" if self.open_high else f"at most {self.high:g}"
         if self.low == -math.inf:
@@ -60,38 +60,39 @@ PROBABILITY = Range(0, 1)
 
 @dataclass(frozen=True)
 class Needs:
-    """Condition on the other settings without which a setting has no effect."""
+    """Condition on the other settings that a setting needs to have an effect."""
 
     condition: Callable[[Any], bool]
     words: str
 
 
 def needs(name: str, *values: Any) -> Needs:
-    """Return the condition that a setting has one of some values."""
+    """Return the condition that the setting `name` has one of some values."""
     words = " or ".join(str(value) for value in values)
     return Needs(lambda config: getattr(config, name) in values, f"{flag(name)} {words}")
 
 
 @dataclass(frozen=True)
 class Mark:
-    """Property of a setting that is a plain fact."""
+    """Property of a setting that has no value of its own."""
 
     name: str
 
 
-MAY_CHANGE = Mark("may change in the middle of a run")
-PLACE = Mark("path that a run reads; it may move, because a run knows what was in it")
+MAY_CHANGE = Mark("may change between a stop and a resume")
+PLACE = Mark("path that a run reads; it may change too, because checkpoints have a digest of its contents")
 
 
 NONE_OR_NUMBER = tyro.conf.arg(metavar="None|FLOAT")  # tyro's own words are {None}|FLOAT
 
 
 def alias(*names: str) -> Any:
-    """Give a flag other names: `alias("k")` adds `--k`."""
+    """Return an annotation that gives a flag more names: `alias("k")` adds `--k`."""
     return tyro.conf.arg(aliases=[f"--{name}" for name in names])
 
 
 def flag(field: str) -> str:
+    """Return the flag of a setting."""
     return "--" + field.replace("_", "-")
 
 
@@ -99,7 +100,7 @@ def flag(field: str) -> str:
 
 
 def marks(kind: type, mark: Any) -> dict[str, Any]:
-    """Return the rules of one type that stand on the fields of a config: field -> rule."""
+    """Return the rules of one type in a config: field -> rule."""
     return {
         name: rule
         for name, rules in _annotations(kind).items()
@@ -113,7 +114,7 @@ def field_names(kind: type) -> tuple[str, ...]:
 
 
 def field_types(kind: type) -> dict[str, Any]:
-    """Return the type of each field, without its rules. Registered names are read anew each time."""
+    """Return the type of each field, without its rules. Not cached, because losses and schemes can be registered."""
     hints = get_type_hints(kind)
     return {name: hints[name] for name in field_names(kind)}
 
@@ -129,18 +130,18 @@ def _annotations(kind: type) -> dict[str, tuple[Any, ...]]:
 
 @cache
 def docs(kind: type) -> dict[str, str]:
-    """Return the docstring under each field: its line of `--help`, and its comment in `config.toml`."""
-    found: dict[str, str] = {}
+    """Return the docstring of each field, which is its line in `--help` and its comment in `config.toml`."""
+    all_docs: dict[str, str] = {}
     for part in reversed(kind.__mro__):
         if dataclasses.is_dataclass(part) and part.__module__ != __name__:
-            found |= _docs_of_class(part)
-    return {name: found[name] for name in field_names(kind)}
+            all_docs |= _docs_of_class(part)
+    return {name: all_docs[name] for name in field_names(kind)}
 
 
 def _docs_of_class(part: type) -> dict[str, str]:
     try:
         (tree,) = ast.parse(inspect.cleandoc(inspect.getsource(part))).body
-    except OSError:  # a class that was composed of parts has no source of its own
+    except OSError:  # a class made by `isqn.agents.registry.config_class` has no source
         return {}
     assert isinstance(tree, ast.ClassDef)
     return {
@@ -158,7 +159,7 @@ def _docs_of_class(part: type) -> dict[str, str]:
 
 
 def require(config: Any, field: str, holds: bool, rule: str) -> None:
-    """Refuse a config unless a rule of one of its settings holds."""
+    """Refuse a config if a rule of one of its settings does not hold."""
     if not holds:
         raise UserError(f"{flag(field)} is {getattr(config, field)!r}; it {rule}.")
 
@@ -192,13 +193,13 @@ def _checked(name: str, value: Any, hint: Any) -> Any:
             return None
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise refuse("must be a number")
-        never = value == math.inf and name == "checkpoint_minutes"  # no checkpoint before an epoch ends
-        if not (abs(value) <= MAX_FLOAT or never):
+        is_never = value == math.inf and name == "checkpoint_minutes"  # checkpoints only at the ends of epochs
+        if not (abs(value) <= MAX_FLOAT or is_never):
             raise UserError(f"{flag(name)} is {value}; it must be a finite number of 32 bits.")
         return float(value)
     if hint in (int, bool, str) and type(value) is not hint:
         raise refuse(f"must be of type {hint.__name__}")
-    if hint is int and value > MAX_INTEGER and name != "seed":  # the seed has a limit of its own
+    if hint is int and value > MAX_INTEGER and name != "seed":  # its limit depends on --num-seeds
         raise UserError(f"{flag(name)} is {value}; it must be at most {MAX_INTEGER}.")
     return value
 
@@ -215,11 +216,11 @@ def require_effect(config: Any, base: Any) -> None:
             raise UserError(f"{flag(name)} has no effect in this run: it needs {rule.words}.")
 
 
-# -- names that are not known
+# -- unknown names
 
 
 def nearest(name: str, known: Iterable[str], otherwise: str = "") -> str:
-    """Return the end of a sentence about an unknown name: the nearest known one, or all of them."""
+    """Return the end of an error message about an unknown name: the nearest known name, or all of them."""
     known = list(known)
     near = difflib.get_close_matches(name, known, 1)
     return f"did you mean {near[0]}?" if near else otherwise or f"choose one of {', '.join(known)}."
@@ -227,18 +228,23 @@ def nearest(name: str, known: Iterable[str], otherwise: str = "") -> str:
 
 def nearest_setting(name: str, kind: type, known: Iterable[str], otherwise: str) -> str:
     """Return the same for a setting, which may be given by an alias: `k` for `num_bellman_iterations`."""
+    setting = aliased_setting(name, kind)
+    return f"did you mean {setting}?" if setting else nearest(name, known, otherwise)
+
+
+def aliased_setting(name: str, kind: type) -> str:
+    """Return the setting that has an alias: `num_bellman_iterations` for `k`; "" if none has."""
     for setting, rules in _annotations(kind).items():
-        for rule in rules:
-            if flag(name) in (getattr(rule, "aliases", None) or ()):
-                return f"did you mean {setting}?"
-    return nearest(name, known, otherwise)
+        if any(flag(name) in (getattr(rule, "aliases", None) or ()) for rule in rules):
+            return setting
+    return ""
 
 
 def nearest_path(path: Path) -> str:
-    """Return the same for a path: what lies beside the first part of it that does not exist."""
+    """Return the same for a path: the nearest name beside the first part of it that does not exist."""
     for part in reversed((path, *path.parents)):
         if not part.exists():
-            beside = [p.name for p in part.parent.iterdir()] if part.parent.is_dir() else []
-            near = difflib.get_close_matches(part.name, beside, 1)
+            siblings = [p.name for p in part.parent.iterdir()] if part.parent.is_dir() else []
+            near = difflib.get_close_matches(part.name, siblings, 1)
             return f"; did you mean {part.parent / near[0]}?" if near else ""
     return ""

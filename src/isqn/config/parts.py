@@ -1,7 +1,7 @@
-"""Parts that the configs of agents are composed of: a few settings each, with their rules on the field.
+"""Parts that the configs of agents are composed of: a few settings each, with their rules in the annotations.
 
-Docstrings of fields are `--help` and the comments of `config.toml`. What the rest of the program asks of every config,
-whether an agent can set it or not, is an attribute or a property here with the same name as the setting.
+The docstring of a field is its line in `--help` and its comment in `config.toml`. If the rest of the program reads a
+setting that only some agents have, `Run` has a class attribute of that name for the others.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self, cast
 
 from isqn.config import fields
 from isqn.config.fields import (
@@ -31,7 +31,6 @@ from isqn.schemes import SCHEMES, TargetScheme, make_scheme
 from isqn.types import EnvSpec
 
 
-# A condition in an annotation knows only the config, so those that need more are functions here.
 def _has_several_heads(config: Any) -> bool:
     return make_scheme(config.scheme, 2) != make_scheme(config.scheme, 1)
 
@@ -55,7 +54,7 @@ LearningStarts = Annotated[int, AT_LEAST_ZERO, alias("min-replay-history")]
 class Run:
     """Settings of every run."""
 
-    agent: ClassVar[str]  # the name that the agent is registered by
+    agent: ClassVar[str]  # name of the agent in the registry
 
     env_id: str = "isqn/Chain-v0"
     """Environment: a Gymnasium id, `module:Env-v0`, ALE/Game-v5, MinAtar/Game-v1 or dm_control/task-v0."""
@@ -63,39 +62,39 @@ class Run:
     """Target scheme: which heads learn from which (`isqn list schemes`)."""
     num_bellman_iterations: Annotated[
         int,
-        Range(1, 1_000),  # beyond, a program takes hours to compile
+        Range(1, 1_000),  # compiling more heads takes hours
         Needs(_has_several_heads, "a --scheme of several heads, such as iterated-shared"),
         alias("k"),
     ] = 1
-    """Number of Bellman updates learned in parallel (K); for ensemble-shared the number of pairs."""
+    """Number of Bellman updates learned in parallel (K); for ensemble-shared, the number of pairs of heads."""
     seed: Annotated[int, AT_LEAST_ZERO] = 0
-    """Seed of the network, the acting, the sampling and the environment, each with a random stream of its own."""
+    """Random seed of the network, the actions, the sampling and the environment."""
     discount: Annotated[float, PROBABILITY, alias("gamma")] = 0.99
     """Discount factor (gamma), in [0, 1]."""
     target_update_period: TargetUpdatePeriod = 200
-    """Target update period (T): agent steps, a multiple of G; for sac, cql and ilql gradient steps."""
+    """Target update period (T) in agent steps; a multiple of --update-period."""
     target_step_size: TargetStepSize = 1.0
-    """Step size of a target update (tau), in (0, 1]: 1 copies, less is a moving average."""
+    """Step size of a target update (tau), in (0, 1]. 1 is a copy; less is a moving average."""
     target_sync_period: Annotated[
         int,
         AT_LEAST_ONE,
         Needs(lambda config: config.target_scheme.num_copies > 1, "--scheme iterated-target-based and --k above 1"),
     ] = 30
-    """Steps, counted as those of T, between updates of the later links of iterated-target-based (D of i-QN)."""
+    """For iterated-target-based: period of the updates of all later target networks (D of i-QN), in the unit of T."""
     learning_rate: LearningRate = 1e-3
-    """Learning rate of Adam; in a stream of ObGD, before its bound."""
+    """Learning rate of Adam."""
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Precision of convolutions and matrix products; parameters, normalisation and losses stay float32 (paper, D.5)."""
+    """Precision of convolutions and matrix products; parameters, normalisation and losses are float32 (paper, D.5)."""
     checkpoint_minutes: Annotated[float, AT_LEAST_ZERO, MAY_CHANGE] = 10.0
-    """Minutes between checkpoints within an epoch; one is always written at its end."""
+    """Minutes between checkpoints within an epoch; there is always a checkpoint at its end."""
     analysis: bool = False
-    """Record the paper's probes during training."""
+    """Record the paper's probes in metrics.csv: feature rank, dormant units, target churn, gradient cosines."""
     analysis_samples: Annotated[int, Range(1, 100_000)] = 2_048
     """Number of states that the probes evaluate."""
     track: Annotated[Literal["none", "tensorboard", "wandb", "trackio"], MAY_CHANGE] = "none"
-    """Experiment tracker that also receives the metrics; if it fails, the run goes on."""
+    """Experiment tracker to log to, besides the CSV files; if it fails, the run continues."""
     experiment: str = "default"
-    """First part of the run's folder: runs/EXPERIMENT/ENV/LABEL/seed-N."""
+    """Name of the experiment, the first part of the run folder: runs/EXPERIMENT/ENV/LABEL/seed-N."""
 
     # Values for agents that have no such setting.
     num_seeds = 1
@@ -105,24 +104,24 @@ class Run:
     updates_per_step = 1
     update_period = 1
     compress_replay = "auto"
-    reward_clip = None
+    reward_clip = cast("float | None", None)
     learning_starts = 0
     num_steps_return = 1
     normalise_observations = False
     normalise_rewards = False
     uses_batch_norm = False
-    held_out_size = 0  # transitions that come along with a batch for the probes, and are not learned from
-    algorithm = ""  # the name in labels: "SAC"
-    first_epoch = 1  # number of the first epoch, as a person counts
-    results_table = "episodes"  # the table that results are read from
-    unit = "agent steps"  # what the length of a run counts
+    held_out_size = 0  # transitions of a batch that only the probes evaluate
+    algorithm = ""  # name in labels, such as "SAC"
+    first_epoch = 1  # number of the first epoch in messages
+    results_table = "episodes"  # table with the results of the run
+    unit = "agent steps"  # unit of the length of a run
 
     def __post_init__(self) -> None:
         fields.check(self)
         self.check_together()
 
     def check_together(self) -> None:
-        """Refuse settings that do not go together; parts add to this."""
+        """Refuse settings that do not fit together; parts extend this."""
         most = MAX_INTEGER - self.num_seeds + 1
         several = f", with --num-seeds {self.num_seeds}" if self.num_seeds > 1 else ""
         require(self, "seed", self.seed <= most, f"must be at most {most}{several}")
@@ -148,19 +147,19 @@ class Run:
         return dataclasses.replace(spec, frame_dtype="float32") if self.normalise_observations else spec
 
     def resume_fields(self) -> dict[str, Any]:
-        """Return the settings that a run must go on with to come to the same bits, in JSON's terms."""
-        changing = {*fields.marks(type(self), MAY_CHANGE), *fields.marks(type(self), PLACE)}
-        kept = {"agent": self.agent} | {n: v for n, v in dataclasses.asdict(self).items() if n not in changing}
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in kept.items()}
+        """Return the settings that must not change between a stop and a resume, as JSON values."""
+        may_change = {*fields.marks(type(self), MAY_CHANGE), *fields.marks(type(self), PLACE)}
+        settings = {"agent": self.agent} | {n: v for n, v in dataclasses.asdict(self).items() if n not in may_change}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in settings.items()}
 
     @property
     def places(self) -> dict[str, str]:
-        """Files and folders that a run reads, by the setting that names them."""
-        named = {name: getattr(self, name) for name in fields.marks(type(self), PLACE)}
-        return {name: place for name, place in named.items() if place}
+        """Paths that a run reads: setting -> path."""
+        paths = {name: getattr(self, name) for name in fields.marks(type(self), PLACE)}
+        return {name: path for name, path in paths.items() if path}
 
     def of_seed(self, index: int) -> Self:
-        """Return the config of one of the `num_seeds` runs of a program, as if it ran alone."""
+        """Return the config of one of the `num_seeds` runs of a program, as of a run of its own."""
         return self.replace(seed=self.seed + index, **({"num_seeds": 1} if self.num_seeds != 1 else {}))
 
     def replace(self, **changes: Any) -> Self:
@@ -172,20 +171,20 @@ class Run:
 
 @dataclass(frozen=True)
 class Interaction(Run):
-    """Settings of a run that acts in an environment while it learns."""
+    """Settings of a run that learns while it acts in an environment."""
 
     protocol: str = "auto"
-    """Atari: machado2018, streaming or reference; dm_control: action-repeat-2, -1, -4 or -8. auto: the first."""
+    """Preprocessing. Atari: machado2018, streaming, reference; dm_control: action-repeat-2, -1, -4, -8. auto: first."""
     max_episode_steps: Annotated[int, AT_LEAST_ONE] = 27_000
-    """Horizon (H): agent steps after which an episode is truncated."""
+    """Agent steps after which an episode is truncated (H)."""
     total_timesteps: Annotated[int, AT_LEAST_ONE, MAY_CHANGE] = 50_000
-    """Agent steps of the run; in the host loop each epoch goes on to the end of its last episode."""
+    """Number of agent steps; in the host loop, each epoch continues to the end of its last episode."""
     epoch_steps: Annotated[int, AT_LEAST_ONE] = 5_000
-    """Agent steps of an epoch, whose score is its mean return; in the host loop it ends with an episode."""
+    """Agent steps per epoch, whose result is its mean return; in the host loop it ends with an episode."""
     log_period_steps: Annotated[int, AT_LEAST_ONE] = 1_000
     """Agent steps between rows of metrics.csv."""
     record_dataset: bool = False
-    """Keep every step in RUN_DIR/dataset, for `isqn train cql`; needs the host loop."""
+    """Record every step in RUN_DIR/dataset, for `isqn train cql`; uses the host loop."""
 
     def check_together(self) -> None:
         super().check_together()
@@ -204,7 +203,7 @@ class Interaction(Run):
 
     @property
     def row_length(self) -> int:
-        """Agent steps between rows of metrics; a short run has at least one row."""
+        """Agent steps between rows of metrics.csv, at most the length of an epoch."""
         return min(self.log_period_steps, self.epoch_steps, self.total_timesteps)
 
     @property
@@ -212,7 +211,7 @@ class Interaction(Run):
         return math.ceil(self.total_timesteps / self.epoch_steps)
 
     def epoch_end(self, epoch: int) -> int:
-        """Return the step at which an epoch is long enough; the last one takes what is left."""
+        """Return the step at which an epoch may end; the last epoch may be shorter."""
         return min((epoch + 1) * self.epoch_steps, self.total_timesteps)
 
 
@@ -221,9 +220,9 @@ class Offline(Run):
     """Settings of a run that learns from data alone, with evaluations in between."""
 
     num_updates: Annotated[int, AT_LEAST_ONE, MAY_CHANGE] = 50_000
-    """Gradient steps of the run, each with a batch of its own."""
+    """Number of gradient steps."""
     epoch_updates: Annotated[int, AT_LEAST_ONE] = 5_000
-    """Gradient steps between evaluations; there is one more before the first step."""
+    """Gradient steps between evaluations; there is also an evaluation before the first step."""
     log_period_updates: Annotated[int, AT_LEAST_ONE] = 1_000
     """Gradient steps between rows of metrics.csv."""
 
@@ -242,12 +241,12 @@ class Offline(Run):
 
     @property
     def row_length(self) -> int:
-        """Gradient steps between rows of metrics; a short run has at least one row."""
+        """Gradient steps between rows of metrics.csv, at most the length of an epoch."""
         return min(self.log_period_updates, self.epoch_updates, self.num_updates)
 
     @property
     def num_epochs(self) -> int:
-        """Number of evaluations, with the one before the first gradient step."""
+        """Number of evaluations, including the one before the first gradient step."""
         return math.ceil(self.num_updates / self.epoch_updates) + 1
 
     def epoch_end(self, epoch: int) -> int:
@@ -260,10 +259,10 @@ class Offline(Run):
 
 @dataclass(frozen=True)
 class GreedyHeads(Run):
-    """Settings of agents that act by the values of their heads."""
+    """Settings of agents that choose the action with the highest value."""
 
     acting_rule: Literal["uniform", "episode", "mean", "last"] = "uniform"
-    """Acting head: drawn each step (uniform, the paper) or each episode, the mean of all heads, or the last one."""
+    """Acting head: drawn at each step (uniform, as in the paper) or each episode, the mean of all heads, or the last."""
 
     evaluation_epsilon = 0.001
     last_epsilon = 0.01
@@ -271,7 +270,7 @@ class GreedyHeads(Run):
 
 @dataclass(frozen=True)
 class EpsilonGreedy(GreedyHeads):
-    """Settings of agents that explore by random actions."""
+    """Settings of epsilon-greedy exploration."""
 
     epsilon_start: Annotated[float, PROBABILITY] = 1.0
     """Probability of a random action at the first step, in [0, 1]."""
@@ -281,9 +280,9 @@ class EpsilonGreedy(GreedyHeads):
     """Agent steps of the linear decay of epsilon."""
 
     def epsilon(self, step: Any) -> Any:
-        """Return the probability of a random action; works on numbers and on traced arrays."""
-        left = 1.0 - step / max(self.epsilon_decay_steps, 1)
-        return self.epsilon_end + (self.epsilon_start - self.epsilon_end) * left * (left > 0)
+        """Return the probability of a random action; takes numbers and traced arrays."""
+        remaining = 1.0 - step / max(self.epsilon_decay_steps, 1)
+        return self.epsilon_end + (self.epsilon_start - self.epsilon_end) * remaining * (remaining > 0)
 
     @property
     def last_epsilon(self) -> float:  # type: ignore[override]
@@ -300,11 +299,11 @@ class Batches(Run):
     num_steps_return: Annotated[int, AT_LEAST_ONE, alias("update-horizon")] = 1
     """Number of steps of the n-step return (n)."""
     batch_size: Annotated[int, AT_LEAST_ONE] = 32
-    """Number of transitions in a gradient step."""
+    """Number of transitions in the batch of a gradient step."""
 
     @property
     def update_batch_size(self) -> int:
-        """Number of transitions of all gradient steps after an agent step."""
+        """Number of transitions in the batches of all gradient steps after an agent step."""
         return self.batch_size * self.updates_per_step
 
     @property
@@ -317,7 +316,7 @@ class Replay(Batches):
     """Settings of agents that learn from a replay buffer."""
 
     buffer_size: Annotated[int, AT_LEAST_ONE] = 50_000
-    """Rows of the replay buffer: one per step, and one for the last observation of each episode."""
+    """Capacity of the replay buffer in rows: one per step, and one for the last observation of an episode."""
     learning_starts: LearningStarts = 1_000
     """Agent steps before the first gradient step."""
 
@@ -351,9 +350,9 @@ class PairWeights(Run):
     """Settings of the weights of the pairs in the loss."""
 
     head_weights: tuple[float, ...] = ()
-    """Weight of each pair of heads in the loss; empty: all ones."""
+    """Weight of each pair of heads in the loss; if empty, all are 1."""
     head_weight_discount: Annotated[float, AT_LEAST_ZERO] = 1.0
-    """Factor by which the weight falls from pair to pair (the paper's 0.25 in continuous control)."""
+    """Ratio between the weights of successive pairs. Paper: 0.25 in continuous control."""
 
     def check_together(self) -> None:
         super().check_together()
@@ -373,13 +372,13 @@ class MetaGradient(PairWeights, GreedyHeads):
     """Settings of learned pair weights (paper, D.4)."""
 
     meta_gradient: Literal["none", "adam", "sgd"] = "none"
-    """Learn the pair weights by a gradient through an update of this optimizer (paper, D.4)."""
+    """Learn the weights of the pairs by a gradient through a step of this optimizer (paper, D.4)."""
     meta_learning_rate: Annotated[
         float,
         AT_LEAST_ZERO,
         Needs(lambda config: config.meta_gradient != "none", "--meta-gradient adam or sgd"),
     ] = 6.25e-5
-    """Learning rate of the pair weights. Not specified in the paper; the authors' code uses the network's."""
+    """Learning rate of the weights of the pairs. Not specified in the paper; the authors' code: that of the network."""
 
     def check_together(self) -> None:
         super().check_together()
@@ -400,7 +399,7 @@ class PairLoss(Run):
     loss: Literal[tuple(LOSSES)] = "dqn"  # type: ignore[valid-type]
     """Temporal-difference loss of each pair (`isqn list losses`)."""
     mellowmax_temperature: Annotated[float, POSITIVE, needs("loss", "mellowmax")] = 30.0
-    """Temperature of MellowMax (omega). Paper: 1000 on Breakout, 30 on Seaquest."""
+    """Temperature of MellowMax (omega); larger is closer to the maximum. Paper: 1000 on Breakout, 30 on Seaquest."""
     munchausen_temperature: Annotated[float, POSITIVE, needs("loss", "munchausen")] = 0.03
     """Temperature of the Munchausen policy (tau)."""
     munchausen_weight: Annotated[float, needs("loss", "munchausen")] = 0.9
@@ -426,22 +425,22 @@ class PairLoss(Run):
 
 @dataclass(frozen=True)
 class Normalisation(Run):
-    """Settings of agents that normalise what they learn from by running moments."""
+    """Settings of the normalisation of observations and rewards by running moments."""
 
     normalise_observations: bool = False
-    """Normalise observations by their running mean and standard deviation, in float64, without clipping."""
+    """Normalise observations by their running mean and standard deviation, without clipping."""
     normalise_rewards: bool = False
-    """Divide rewards by the running standard deviation of the discounted return; results are always raw."""
+    """Divide rewards by the running standard deviation of the discounted return. Reported returns are raw."""
 
 
 @dataclass(frozen=True)
 class MovingHeads(Run):
-    """Settings of how the heads of iterated-shared begin and move."""
+    """Settings of the initial heads and of the target updates of iterated-shared."""
 
     refreshed_heads: Annotated[Literal["all", "first"], needs("scheme", "iterated-shared")] = "all"
-    """Heads that a target update moves towards the next: all of them or head 0 alone. Not specified in the paper."""
+    """Heads that a target update moves towards the next head: all, or only head 0. Not specified in the paper."""
     initial_heads: Annotated[Literal["independent", "copied"], needs("scheme", "iterated-shared")] = "independent"
-    """Initial head 0: drawn on its own, or a copy of head 1. Not specified in the paper."""
+    """Initial head 0: drawn independently, or a copy of head 1. Not specified in the paper."""
 
 
 # -- the network
@@ -452,12 +451,12 @@ class Torso(Run):
     """Settings of the torso, the layers that all heads share."""
 
     torso: str = "auto"
-    """Torso: mlp, minatar, nature, impala or stream; for sac mlp or simba. auto: by the observation."""
+    """Torso: mlp, minatar, nature, impala or stream; for sac mlp or simba. auto: by the shape of the observation."""
     hidden_sizes: Annotated[
         tuple[int, ...],
         Needs(lambda config: config.torso != "simba", "another --torso than simba"),
     ] = (128, 128)
-    """Hidden layer sizes of the MLP; none: linear in the observation."""
+    """Hidden layer sizes of the MLP; if empty, it is linear."""
     layer_norm: Annotated[bool, Needs(lambda config: config.torso != "simba", "another --torso than simba")] = False
     """LayerNorm before each activation."""
 
@@ -469,7 +468,7 @@ class Torso(Run):
 
     @property
     def style(self) -> dict[str, Any]:
-        """Settings of the layers, as `isqn.networks.layers.Style` names them."""
+        """Settings of the layers, under the names of `isqn.networks.layers.Style`."""
         return {
             "layer_norm": self.layer_norm,
             "batch_norm": self.uses_batch_norm,
@@ -481,18 +480,18 @@ class Torso(Run):
 
 @dataclass(frozen=True)
 class ScaledTorso(Torso):
-    """Settings of the torso of agents that act by their values."""
+    """Settings of a torso whose width can be scaled."""
 
     width_factor: Annotated[float, POSITIVE] = 1.0
-    """Factor on the size of the last hidden layer (paper, D.3)."""
+    """Factor on the width of the last hidden layer (paper, D.3)."""
 
 
 @dataclass(frozen=True)
 class BatchNorm(Torso):
-    """Setting of BatchNorm in the torso."""
+    """Settings of BatchNorm in the torso."""
 
     batch_norm: bool = False
-    """BatchNorm after each activation; s and s' then pass as one batch."""
+    """BatchNorm after each activation, with s and s' in one batch."""
 
     @property
     def uses_batch_norm(self) -> bool:  # type: ignore[override]
@@ -506,4 +505,4 @@ class NativeLoop(Interaction):
     num_seeds: Annotated[int, AT_LEAST_ONE] = 1
     """Number of seeds (seed, seed + 1, ...) trained in one compiled program."""
     loop: Literal["auto", "host", "compiled"] = "auto"
-    """Training loop; compiled: environment and learning in one program, if it is written in JAX. auto: then."""
+    """Training loop. compiled: one program with an environment written in JAX. auto: compiled if possible."""

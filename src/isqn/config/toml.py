@@ -13,9 +13,10 @@ from isqn.types import UserError
 
 
 def to_toml(config: Any) -> str:
-    """Write each setting with its meaning above it."""
+    """Return a config as TOML, with the docstring of each setting as a comment."""
+    kind: type = type(config)
     lines = ["# Agent: the first word of `isqn train`.", f"agent = {toml_value(config.agent)}"]
-    for name, doc in docs(type(config)).items():
+    for name, doc in docs(kind).items():
         value = getattr(config, name)
         lines.append(f"# {doc}")
         lines.append(f"# {name} is not set" if value is None else f"{name} = {toml_value(value)}")
@@ -23,14 +24,14 @@ def to_toml(config: Any) -> str:
 
 
 def toml_value(value: Any) -> str:
-    """Write a value; the strings, booleans, lists and finite numbers of JSON are TOML's too."""
+    """Return a value as TOML, which has the same strings, booleans, lists and finite numbers as JSON."""
     if isinstance(value, tuple | list):
         return f"[{', '.join(map(toml_value, value))}]"
     return "inf" if value == math.inf else json.dumps(value, ensure_ascii=False)
 
 
 def load_toml(path: Path, instead: str) -> dict[str, Any]:
-    """Read a file; `instead` ends the sentence if it cannot be read."""
+    """Read a TOML file; `instead` is the advice in the error message if it cannot be read."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8-sig"))  # some editors begin a file with a byte order mark
     except FileNotFoundError:

@@ -1,6 +1,6 @@
 """Environments as pure JAX functions, for the compiled loop. They run under `jit`, `vmap` and `scan`.
 
-There is no automatic reset: the training loop holds the keys, sees the last observation of every episode, and resets.
+They do not reset themselves: the training loop stores the last observation of every episode, and then resets.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ class NativeEnvironment(NamedTuple):
 
 
 def native_environment(env_id: str, protocol: str, reset: Reset, step: Step, num_actions: int) -> NativeEnvironment:
-    """Make the record, with the shape and type of the observations that `reset` returns."""
+    """Make a `NativeEnvironment`; the specification of its observations comes from `reset`."""
     frame = jax.eval_shape(lambda: reset(jax.random.key(0))[1])
     return NativeEnvironment(EnvSpec(env_id, protocol, frame.shape, frame.dtype.name, num_actions), reset, step)
 
 
 class NativeGymnasium(gym.Env):
-    """An environment in JAX as a Gymnasium environment, for the host loop and evaluations."""
+    """Gymnasium environment around an environment in JAX, for the host loop and evaluations."""
 
     metadata = {"render_modes": []}  # noqa: RUF012 - gymnasium's convention
 

@@ -1,11 +1,12 @@
-"""Environments that are known by name, from the package or from a user's file alike.
+"""Registry of environments, of the package and of users.
 
-Any other Gymnasium id works too. An environment with a JAX version also trains in the compiled loop.
+Any other Gymnasium id works too. An environment with a JAX version can also be trained in the compiled loop.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import gymnasium as gym
@@ -15,10 +16,10 @@ from isqn.envs.native import NativeEnvironment, NativeGymnasium, native_environm
 
 
 class Entry(NamedTuple):
-    """An environment as it is registered."""
+    """Entry of the registry."""
 
-    kind: str  # the group in `isqn list envs`
-    native: Callable[[], NativeEnvironment] | None  # makes the JAX version
+    kind: str  # group in `isqn list envs`
+    native: Callable[[], NativeEnvironment] | None  # function that makes the JAX version
 
 
 _ENTRIES: dict[str, Entry] = {}
@@ -32,18 +33,22 @@ def register_environment(
     kind: str = "own",
     **gymnasium_settings: Any,
 ) -> None:
-    """Make an environment known to `--env-id`, `isqn list envs` and `gymnasium.make`.
+    """Register an environment for `--env-id`, `isqn list envs` and `gymnasium.make`.
 
     `native` is its JAX version, for the compiled loop; `entry_point` is its Gymnasium class. One of them is enough: an
-    environment in JAX plays in the host loop and in evaluations too.
+    environment in JAX also works in the host loop and in evaluations.
     """
-    make_native = None if native is None else (lambda: native) if isinstance(native, NativeEnvironment) else native
+    make_native = (lambda: native) if isinstance(native, NativeEnvironment) else native
     if entry_point is None and make_native is not None and env_id not in gym.registry:
-        entry_point = lambda **settings: NativeGymnasium(make_native(), **settings)  # noqa: E731
+        entry_point = partial(_make_gymnasium, make_native)
     if entry_point is not None:
         gym.registry.pop(env_id, None)
         gym.register(env_id, entry_point=entry_point, **gymnasium_settings)
     _ENTRIES[env_id] = Entry(kind, make_native)
+
+
+def _make_gymnasium(make_native: Callable[[], NativeEnvironment], **settings: Any) -> NativeGymnasium:
+    return NativeGymnasium(make_native(), **settings)
 
 
 def entries() -> dict[str, Entry]:
@@ -51,7 +56,7 @@ def entries() -> dict[str, Entry]:
 
 
 def has_native(env_id: str) -> bool:
-    """Return whether there is a JAX version; imports nothing and starts no device."""
+    """Return whether an environment has a JAX version, without importing JAX."""
     entry = _ENTRIES.get(full_id(env_id))
     return entry is not None and entry.native is not None
 
@@ -65,35 +70,38 @@ def make_native(env_id: str) -> NativeEnvironment:
 
 
 def full_id(env_id: str) -> str:
-    """Return the id with the version, which MinAtar may leave out."""
+    """Return the id with its version, which is optional for MinAtar."""
     return minatar.full_id(env_id) or env_id
 
 
 def register_own() -> None:
-    """Register the environments of the package; calling it again does nothing."""
+    """Register the environments of the package, once."""
     if _ENTRIES:
         return
     for env_id in toy.PROBLEMS:
         register_environment(
             env_id,
-            lambda env_id=env_id: native_environment(
-                env_id, "gymnasium", *toy.make_jax_functions(toy.PROBLEMS[env_id]())
-            ),
+            partial(_make_toy, env_id),
             entry_point="isqn.envs.toy:ToyEnvironment",
             kind="toy",
             kwargs={"name": env_id},
         )
     register_environment("isqn/Wordle-v0", entry_point="isqn.language.game:WordleEnvironment", kind="words")
     for env_id in classic.IDS:
-        register_environment(
-            env_id,
-            lambda env_id=env_id: native_environment(env_id, "gymnasium", *classic.make_jax_functions(env_id)),
-            kind="classic",
-        )
+        register_environment(env_id, partial(_make_classic, env_id), kind="classic")
     for env_id in classic.CONTINUOUS_IDS:
         register_environment(env_id, kind="classic")
     for env_id in minatar.IDS:
-        _ENTRIES[env_id] = Entry(
-            "MinAtar",
-            lambda env_id=env_id: native_environment(env_id, minatar.PROTOCOL, *minatar.make_jax_functions(env_id)),
-        )
+        _ENTRIES[env_id] = Entry("MinAtar", partial(_make_minatar, env_id))
+
+
+def _make_toy(env_id: str) -> NativeEnvironment:
+    return native_environment(env_id, "gymnasium", *toy.make_jax_functions(toy.PROBLEMS[env_id]()))
+
+
+def _make_classic(env_id: str) -> NativeEnvironment:
+    return native_environment(env_id, "gymnasium", *classic.make_jax_functions(env_id))
+
+
+def _make_minatar(env_id: str) -> NativeEnvironment:
+    return native_environment(env_id, minatar.PROTOCOL, *minatar.make_jax_functions(env_id))

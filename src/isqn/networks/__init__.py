@@ -22,28 +22,29 @@ class Network(NamedTuple):
 
     init: Callable[[Array], tuple[Params, Params]]  # key -> params, statistics
     apply: Callable[..., tuple[Array, Params]]  # params, statistics, obs (B, ...), train -> q (B, H, A), statistics
-    features: Callable[[Params, Array], Array]  # torso's params, obs (B, ...) -> (B, F), without BatchNorm
-    values: Callable[[Params, Array], Array]  # heads' params, features (B, F) -> q (B, H, A)
-    activations: Callable[[Params, Params, Array], tuple[list[Array], Array]]  # outputs of every ReLU, the features
-    project: Callable[[Params], Params]  # after each step of the optimizer: back to the set of valid parameters
+    features: Callable[[Params, Array], Array]  # params of the torso, obs (B, ...) -> (B, F); not with BatchNorm
+    values: Callable[[Params, Array], Array]  # params of the heads, features (B, F) -> q (B, H, A)
+    # params, statistics, obs (B, ...) -> outputs of every ReLU, features
+    activations: Callable[[Params, Params, Array], tuple[list[Array], Array]]
+    project: Callable[[Params], Params]  # projection onto the valid parameters, after each gradient step
 
 
 class Policy(NamedTuple):
     """Pure functions of an actor network."""
 
     init: Callable[[Array], tuple[Params, Params]]  # key -> params, statistics
-    # params, statistics, obs (B, ...), train -> (mean, log of the deviation) (B, A) each, statistics
+    # params, statistics, obs (B, ...), train -> (mean, log of the standard deviation), each (B, A), statistics
     apply: Callable[..., tuple[tuple[Array, Array], Params]]
     project: Callable[[Params], Params]
 
 
 def make_style(settings: Mapping[str, Any], **more: Any) -> Style:
-    """Return the style of the layers from the settings of a config."""
+    """Return the settings of the layers from those of a config."""
     return Style(**{**settings, "dtype": jnp.dtype(settings["dtype"]), **more})
 
 
 def torso_name(requested: str, spec: EnvSpec, style: Style, *, is_critic: bool = False) -> str:
-    """Return the torso to use; "auto" chooses by the observation: a vector, a small image, a large one."""
+    """Return the name of the torso; "auto" depends on the observation: a vector, a small image or a large image."""
     side = min(spec.frame_shape[:2])
     if requested == "simba" and not is_critic:
         raise UserError("--torso simba is for `isqn train sac`; use --torso auto.")
@@ -101,21 +102,24 @@ def make_critic(
     Each head has an output for every atom of a value. The axis of the critics is the first of the torso and of the
     statistics, and the second of the heads; values are (B, H, C, A).
     """
-    torso_name(torso, spec, make_style(settings), is_critic=True)  # an error names the shape of the observation alone
+    torso_name(
+        torso, spec, make_style(settings), is_critic=True
+    )  # here, so that an error names the shape of the observation
     joined = EnvSpec(spec.id, spec.protocol, (spec.obs_shape[-1] + spec.num_actions,), "float32", num_atoms)
-    one, axes = make_network(joined, num_heads, torso, settings, is_critic=True), {"torso": 0, "heads": 1}
+    one_critic = make_network(joined, num_heads, torso, settings, is_critic=True)
+    axes = {"torso": 0, "heads": 1}
 
     def init(key: Array) -> tuple[Params, Params]:
-        return jax.vmap(one.init, out_axes=(axes, 0))(jax.random.split(key, num_critics))
+        return jax.vmap(one_critic.init, out_axes=(axes, 0))(jax.random.split(key, num_critics))
 
     def apply(params: Params, statistics: Params, x: Array, train: bool = False) -> tuple[Array, Params]:
-        return jax.vmap(lambda p, s: one.apply(p, s, x, train), (axes, 0), (2, 0))(params, statistics)
+        return jax.vmap(lambda p, s: one_critic.apply(p, s, x, train), (axes, 0), (2, 0))(params, statistics)
 
     def activations(params: Params, statistics: Params, x: Array) -> tuple[list[Array], Array]:
         first = {"torso": jax.tree.map(lambda w: w[0], params["torso"]), "heads": {}}
-        return one.activations(first, jax.tree.map(lambda s: s[0], statistics), x)
+        return one_critic.activations(first, jax.tree.map(lambda s: s[0], statistics), x)
 
-    return one._replace(init=init, apply=apply, activations=activations)
+    return one_critic._replace(init=init, apply=apply, activations=activations)
 
 
 def make_network(
@@ -133,11 +137,11 @@ def make_network(
         obs = jnp.zeros((1, *spec.obs_shape), spec.frame_dtype)
         variables = module.init(torso_key, obs, False)
         features = jax.eval_shape(lambda v: module.apply(v, obs, False), variables).shape[-1]
-        # One matrix for all heads, so that the initial range counts the outputs of all of them, as the
-        # authors' single last layer does: it shrinks as K grows.
+        # One matrix for all heads: the initial range depends on the number of outputs of all heads, as in the authors'
+        # single last layer, so that it shrinks as K grows.
         outputs = num_heads * spec.num_actions
         params, kernel = variables.get("params", {}), kernel_init(head_key, (features, outputs))
-        if style.stream:  # its range does not depend on the number of outputs
+        if style.stream:  # this range does not depend on the number of outputs
             params, kernel = sparse_uniform(key, (params, kernel), style.sparsity)
         kernel = kernel.reshape(features, num_heads, spec.num_actions).transpose(1, 0, 2)
         heads = {"kernel": kernel, "bias": jnp.zeros((num_heads, spec.num_actions))}
@@ -153,7 +157,7 @@ def make_network(
     def values(heads: Params, features: Array) -> Array:
         kernel, bias = (heads[name].astype(style.dtype) for name in ("kernel", "bias"))
         q = jnp.einsum("bf,hfa->bha", features.astype(style.dtype), kernel) + bias
-        return q.astype(jnp.float32)  # errors and losses are float32 whatever the torso computes in
+        return q.astype(jnp.float32)  # errors and losses are always float32
 
     def activations(params: Params, statistics: Params, obs: Array) -> tuple[list[Array], Array]:
         variables = {"params": params["torso"], "batch_stats": statistics}
@@ -168,7 +172,7 @@ def _unchanged(params: Params) -> Params:
 
 
 def _in_call_order(tree: Any) -> Any:
-    """Flax numbers modules as they are called; jax sorts keys as text, so that "10" comes before "9"."""
+    """Return nested lists in the order of the calls. Flax numbers modules; jax sorts "10" before "9"."""
     if not isinstance(tree, dict):
         return tree
     return [_in_call_order(tree[name]) for name in sorted(tree, key=lambda n: (len(n), n))]

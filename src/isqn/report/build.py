@@ -333,7 +333,11 @@ def _cosine_figure(collected: CollectedRuns) -> Iterator[Figure]:
 
 
 def _weight_figure(collected: CollectedRuns) -> Iterator[Figure]:
-    learned = [method for method, cell in collected.methods.items() if cell.config.meta_gradient != "none"]
+    learned = [
+        method
+        for method, cell in collected.methods.items()
+        if getattr(cell.config, "meta_gradient", "none") != "none"  # a setting that not all agents have
+    ]
     charts = []
     for task in collected.tasks:
         for method in learned:

@@ -1,4 +1,4 @@
-"""What a run says while it goes on, and in its summaries."""
+"""Messages and summaries of a run, and checks of its memory."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from isqn.types import EnvSpec, UserError
 
 
 def begin_summaries(config: Run, folders: list[Path], spec: EnvSpec, **more: Any) -> Callable[[], None]:
-    """Write in each folder what runs there; the function returned writes that it is finished."""
-    about = {**record.provenance(), "label": config.label, "env_id": spec.id, "protocol": spec.protocol, **more}
+    """Write a summary to each folder, with the status "running"; return a function that writes the finished one."""
+    common = {**record.provenance(), "label": config.label, "env_id": spec.id, "protocol": spec.protocol, **more}
     summaries = [
-        {**about, "seed": config.seed + index, "trained_with": relative_paths(folders, folder)}
+        {**common, "seed": config.seed + index, "trained_with": relative_paths(folders, folder)}
         for index, folder in enumerate(folders)
     ]
 
@@ -28,13 +28,13 @@ def begin_summaries(config: Run, folders: list[Path], spec: EnvSpec, **more: Any
             record.write_summary(folder, {"status": "finished", **summary, **record.results(folder)})
 
     for folder, summary in zip(folders, summaries, strict=True):
-        if record.run_state(folder) != "finished":  # a finished seed of a program that goes on keeps its results
+        if record.run_state(folder) != "finished":  # a finished seed keeps its results when others resume
             record.write_summary(folder, {"status": "running", **summary})
     return finish
 
 
 def relative_paths(folders: list[Path], here: Path) -> list[str]:
-    """Return the folders of the seeds of one program, relative to one of them."""
+    """Return the folders of the seeds of one program as paths relative to one of them."""
     return [os.path.relpath(folder, here) for folder in folders]
 
 
@@ -42,25 +42,25 @@ def epoch_line(config: Any, epochs: list[Epoch], progress: Progress) -> str:
     """Return the result of an epoch of all seeds as a line."""
     number, total = epochs[0].epoch + config.first_epoch, config.num_epochs - 1 + config.first_epoch
     returns = ", ".join(f"{epoch.mean_return:.2f}" for epoch in epochs)
-    games = count(sum(len(epoch.returns) for epoch in epochs), "episode")
-    played = f": return {returns} ({games})" if any(epoch.returns for epoch in epochs) else ""
-    left = progress.time_left(epochs[0].step)
-    return f"epoch {number}/{total}{played}, {memory_mb():,.0f} MB" + (f", {left}" if left else "")
+    episodes = count(sum(len(epoch.returns) for epoch in epochs), "episode")
+    result = f": return {returns} ({episodes})" if any(epoch.returns for epoch in epochs) else ""
+    time_left = progress.time_left(epochs[0].step)
+    return f"epoch {number}/{total}{result}, {memory_mb():,.0f} MB" + (f", {time_left}" if time_left else "")
 
 
 def require_memory(size: int, needs: str, advice: str) -> None:
-    """Refuse before allocating, rather than fail hours in."""
+    """Refuse a run that needs more memory than is free, before anything is allocated."""
     available = free_memory()
     if size > 0.9 * available:
         raise UserError(f"{needs}; {available / 1e9:.1f} GB are free here. {advice}")
 
 
 def advise_lower(config: Run, *first: str) -> str:
-    """Return advice on the settings that a network takes its memory for."""
+    """Return the advice to lower the settings that the memory of a network depends on."""
     sizes = (
         *("num_bellman_iterations", "num_atoms", "width_factor", "critic_width", "hidden_sizes", "num_seeds"),
         *("num_layers", "model_width"),
     )
-    known = field_names(type(config))
-    flags = [flag(name) for name in (*first, *sizes) if name in known and has_effect(name, config)]
+    settings = field_names(type(config))
+    flags = [flag(name) for name in (*first, *sizes) if name in settings and has_effect(name, config)]
     return f"Lower {', '.join(flags[:-1])} or {flags[-1]}."

@@ -1,8 +1,8 @@
-"""Checkpoints: arrays as safetensors, everything else as JSON, checksums of both, no code.
+"""Checkpoints: arrays as safetensors, everything else as JSON, with checksums of both. They hold no code.
 
-A checkpoint is a folder `checkpoints/STEP`, filled under another name and then renamed, so that it is
-either whole or not there. The last two are kept. Files of the replay and of a dataset that is recorded lie
-beside them and are shared: a checkpoint names those it needs, and what no checkpoint names is deleted.
+A checkpoint is a folder `checkpoints/STEP`. It is filled under another name and then renamed, so that it is either
+complete or absent. The last two are kept. They share the files of the replay buffer and of a recorded dataset, which
+lie beside them: a checkpoint names the files that it needs, and files that no checkpoint names are deleted.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,22 +25,22 @@ from isqn.data.files import DamagedFile, files_needed, sync
 from isqn.types import UserError
 
 FORMAT = 1
-KEPT = 2
-PARTS = ("replay", "dataset")  # folders beside the checkpoints, with files that these name
+NUM_KEPT = 2
+SHARED_FOLDERS = ("replay", "dataset")  # beside the checkpoints, which name the files in them
 
 
 def flatten(tree: Any) -> dict[str, np.ndarray]:
-    """Leaves by readable names, such as "agent.params.heads.kernel"."""
+    """Return the leaves of a tree by readable names, such as "agent.params.heads.kernel"."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     return {_name(path): np.asarray(leaf) for path, leaf in leaves}
 
 
 def unflatten(template: Any, arrays: dict[str, np.ndarray], where: Path) -> Any:
-    """The tree of `template` filled from `arrays`; says which shapes differ."""
+    """Return the tree of `template` filled from `arrays`; refuse other names, shapes or types."""
     paths, structure = jax.tree_util.tree_flatten_with_path(template)
     names = [_name(path) for path, _ in paths]
-    if missing := sorted(set(names) ^ set(arrays)):
-        raise UserError(f"{where} does not fit this configuration: {', '.join(missing[:5])} is in only one of them.")
+    if unmatched := sorted(set(names) ^ set(arrays)):
+        raise UserError(f"{where} does not fit this configuration: {', '.join(unmatched[:5])} is in only one of them.")
     for name, (_, leaf) in zip(names, paths, strict=True):
         if arrays[name].shape != leaf.shape or arrays[name].dtype != leaf.dtype:
             raise UserError(
@@ -54,8 +55,8 @@ def _name(path: Any) -> str:
 
 
 def write(folder: Path, arrays: dict[str, np.ndarray], manifest: dict[str, Any]) -> None:
-    """A whole folder or none."""
-    aside = folder.with_name(".writing")  # what a kill left there is removed by the next write
+    """Write a checkpoint, so that after a crash the folder is either complete or absent."""
+    aside = folder.with_name(".writing")  # a crash may leave it behind; the next write removes it
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
     save_file(arrays, aside / "state.safetensors")
@@ -70,7 +71,7 @@ def write(folder: Path, arrays: dict[str, np.ndarray], manifest: dict[str, Any])
 
 
 def read(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Arrays and manifest, or DamagedFile."""
+    """Return the arrays and the manifest of a checkpoint; raise `DamagedFile` if it is not as it was written."""
     try:
         manifest = read_manifest(folder)
         if manifest["format"] != FORMAT:
@@ -83,7 +84,7 @@ def read(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
 
 
 def steps(run_dir: Path) -> list[int]:
-    """The steps that have a checkpoint, newest first."""
+    """Return the steps that have a checkpoint, newest first."""
     folder = run_dir / "checkpoints"
     return sorted((int(p.name) for p in folder.glob("[0-9]*") if p.name.isdigit()), reverse=True)
 
@@ -93,17 +94,17 @@ def folder_of(run_dir: Path, step: int) -> Path:
 
 
 def tidy(run_dir: Path) -> None:
-    """Keep the last two checkpoints and the files that they name."""
-    for step in steps(run_dir)[KEPT:]:
+    """Delete all but the last two checkpoints and the files that they name."""
+    for step in steps(run_dir)[NUM_KEPT:]:
         shutil.rmtree(folder_of(run_dir, step))
     try:
         manifests = [read_manifest(folder_of(run_dir, step)) for step in steps(run_dir)]
     except DamagedFile:
         return  # it may name files that a person still wants to rescue
-    for part in PARTS:
-        described = [manifest[part] for manifest in manifests if part in manifest]
-        needed = {name for one in described for name in files_needed(one)}
-        for path in (run_dir / part).glob("*-*") if described else ():  # no run of this kind made the others
+    for name in SHARED_FOLDERS:
+        descriptions = [manifest[name] for manifest in manifests if name in manifest]
+        needed = {file for description in descriptions for file in files_needed(description)}
+        for path in (run_dir / name).glob("*-*") if descriptions else ():  # otherwise the folder is not the run's
             if path.name not in needed:
                 path.unlink()
 
@@ -111,7 +112,7 @@ def tidy(run_dir: Path) -> None:
 def read_manifest(folder: Path) -> dict[str, Any]:
     path = folder / "manifest.json"
     try:
-        manifest = json.loads(path.read_text())
+        manifest: dict[str, Any] = json.loads(path.read_text())
         if manifest.pop("manifest_sha256") != _manifest_digest(manifest):
             raise DamagedFile(f"{path} does not match its checksum")
         return manifest
@@ -123,8 +124,8 @@ def _manifest_digest(manifest: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
-def newest_good(run_dir: Path) -> Any:
-    """Yield (step, arrays, manifest), newest first; damaged ones are passed over with a warning."""
+def newest_good(run_dir: Path) -> Iterator[tuple[int, dict[str, np.ndarray], dict[str, Any]]]:
+    """Yield the step, arrays and manifest of each checkpoint, newest first; skip damaged ones with a warning."""
     for step in steps(run_dir):
         try:
             yield step, *read(folder_of(run_dir, step))
@@ -133,18 +134,18 @@ def newest_good(run_dir: Path) -> Any:
 
 
 def warn_damaged(error: DamagedFile) -> None:
-    warnings.warn(f"a damaged checkpoint is passed over: {error}", stacklevel=3)
+    warnings.warn(f"a damaged checkpoint is skipped: {error}", stacklevel=3)
 
 
 def drop_after(run_dir: Path, step: int) -> None:
-    """What is newer than the checkpoint that a run goes on from will be made again."""
+    """Delete the checkpoints and best agents after a step, because the run that resumes there makes them again."""
     for later in steps(run_dir):
         if later > step:
             shutil.rmtree(folder_of(run_dir, later))
     for best in run_dir.glob("best-*"):
         if int(best.name.removeprefix("best-")) > step:
             shutil.rmtree(best)
-    tidy(run_dir)  # a damaged file would otherwise be taken for the one that the rerun writes again
+    tidy(run_dir)  # otherwise a damaged file could be taken for the one that the resumed run writes again
 
 
 def _digest(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""Datasets of a trained agent: it plays, and what it does is kept."""
+"""Datasets collected by a trained agent."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from isqn.train.evaluate import FrameStack
 from isqn.train.functions import compile_agent
 from isqn.types import Interrupted, UserError
 
-SAVE_STEPS = 50_000
+SAVE_STEPS = 50_000  # agent steps between saves
 
 
 def collect(
@@ -35,47 +35,49 @@ def collect(
     should_stop: Callable[[], bool] = lambda: False,
     report: Callable[[int, float], None] = lambda *_: None,
 ) -> bool:
-    """At least so many steps, to the end of an episode. The same call goes on with what a kill has left; False if all
-    was there."""
+    """Record at least `steps` steps, to the end of an episode; return False if the dataset was complete.
+
+    The same call resumes a collection that was interrupted.
+    """
     call = compile_agent(agent)
     writer, stack = Writer(out, env.spec, about), FrameStack(env.spec)
     state = state._replace(seed=jnp.asarray(seed, jnp.uint32))
     weights = sha256(b"".join(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(state.params))).hexdigest()
-    asked = {"steps": steps, "epsilon": epsilon, "weights": weights}
-    left = writer.go_on(**asked)
-    if left.get("complete"):
+    settings = {"steps": steps, "epsilon": epsilon, "weights": weights}
+    index = writer.go_on(**settings)
+    if index.get("complete"):
         return False
-    step = saved = left.get("step", 0)
-    episode = left.get("episode", 0)
+    step = saved_step = index.get("step", 0)
+    episode = index.get("episode", 0)
     if step and agent.is_streaming:
-        raise UserError(f"{out} cannot be gone on with: what a stream is normalised by was lost; delete it.")
+        raise UserError(f"{out} cannot be resumed: the running moments of a streaming agent were not saved; delete it.")
 
-    def see(frame: np.ndarray) -> np.ndarray:
+    def observe(frame: np.ndarray) -> np.ndarray:
         nonlocal state
-        state, seen = call.observe_eval(state, frame)
-        return seen
+        state, obs = call.observe_eval(state, frame)
+        return obs
 
     while step < steps:
         frame = env.reset(episode_seed(seed, episode), restart=True)
-        obs, length, over, total = stack.reset(see(frame)), 0, False, 0.0
+        obs, length, is_over, total = stack.reset(observe(frame)), 0, False, 0.0
         writer.add_first(frame)
-        while not over:
+        while not is_over:
             action = np.asarray(call.act(state, obs, epsilon, step, episode).action)
             frame, reward, terminated, truncated = env.step(action)
             step, length, total = step + 1, length + 1, total + reward
             truncated = truncated or (not terminated and length >= max_episode_steps)
             writer.add(action, reward, terminated, truncated, frame)
-            obs, over = stack.push(see(frame)), terminated or truncated
-            if over and env.continues and length < max_episode_steps:  # a lost life is not the end of the game
+            obs, is_over = stack.push(observe(frame)), terminated or truncated
+            if is_over and env.continues and length < max_episode_steps:  # a lost life is not the end of the game
                 frame = env.reset(episode_seed(seed, episode))
-                obs, over = stack.reset(see(frame)), False
+                obs, is_over = stack.reset(observe(frame)), False
                 writer.add_first(frame)
         episode += 1
         report(step, total)
         stopping = should_stop() and step < steps
-        if step - saved >= SAVE_STEPS or step >= steps or stopping:
-            saved = step
-            writer.save(tidy=True, **asked, step=step, episode=episode, complete=step >= steps)
+        if step - saved_step >= SAVE_STEPS or step >= steps or stopping:
+            saved_step = step
+            writer.save(tidy=True, **settings, step=step, episode=episode, complete=step >= steps)
         if stopping:
             raise Interrupted(f"stopped at step {step:,}; the same command goes on")
     return True

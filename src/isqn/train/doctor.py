@@ -1,4 +1,4 @@
-"""What is installed, what the machine has, and where the time of a step goes."""
+"""Diagnosis of an installation: versions, devices, optional packages, and the time of each part of a step."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ EXTRAS = {
 
 
 def examine(config: Any) -> dict[str, Any]:
-    """Facts for a person or a bug report. A missing extra is a finding, not a failure."""
-    found: dict[str, Any] = {
+    """Return facts for a bug report. A missing optional package is reported, not refused."""
+    report: dict[str, Any] = {
         **record.provenance(),
         "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
-        "extras": {name: _extra(name, modules) for name, modules in EXTRAS.items()},
+        "extras": {name: _describe_extra(name, modules) for name, modules in EXTRAS.items()},
         "problem": None,
     }
     try:
         require_environment_agent(config, "`isqn doctor`")
         env = make_environment(config.env_id, protocol=config.protocol)
     except UserError as error:
-        return found | {"problem": str(error)}
+        return report | {"problem": str(error)}
     agent = make_agent(config, env.spec)
     times = timing.measure(config, agent, env, online.replay_factory(config, env.spec, rows=timing.ROWS)())
     env.close()
     part, share = times.bottleneck(config)
     rate = 1 / times.seconds_per_step(config)
-    return found | {
-        "milliseconds": {name: [1e3 * value for value in timed] for name, timed in times._asdict().items()},
+    return report | {
+        "milliseconds": {name: [1e3 * seconds for seconds in call] for name, call in times._asdict().items()},
         "bottleneck": part,
         "steps_per_second": rate,
         "verdict": f"about {rate:,.0f} steps/s while learning in the host loop; the {part} takes {share:.0%} of a step "
@@ -62,7 +62,7 @@ def _updates(config: Any) -> str:
     return f"an update every {every}"
 
 
-def _extra(name: str, modules: tuple[str, ...]) -> str:
+def _describe_extra(name: str, modules: tuple[str, ...]) -> str:
     missing = [module for module in modules if find_spec(module) is None]
     if missing:
         return f'without {", ".join(missing)}: pip install "isqn[{name}]"'

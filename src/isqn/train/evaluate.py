@@ -1,10 +1,10 @@
-"""Play with a trained agent: an environment rebuilt from the run's own configuration, fresh seeds."""
+"""Evaluation of a trained agent, with seeds that were not used in training."""
 
 from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,13 +24,15 @@ from isqn.types import Array, EnvSpec, Interrupted, UserError
 
 
 class Episode(NamedTuple):
+    """Result of one game; the return is that of unclipped rewards."""
+
     seed: int
     episodic_return: float
     length: int
 
 
 class FrameStack:
-    """The last frames joined along the last axis, zeros before the first: as the replay stacks them."""
+    """The last frames of an episode, joined along the last axis as in the replay buffer; zeros before the first."""
 
     def __init__(self, spec: EnvSpec):
         self._obs = np.zeros(spec.obs_shape, spec.frame_dtype)
@@ -56,39 +58,39 @@ def evaluate(
     max_episode_steps: int,
     video: Path | None = None,
 ) -> list[Episode]:
-    """Raw returns of whole games. Draws come from `seed`, so that the same call gives the same episodes."""
-    write_video = _video_writer() if video else None  # what is missing is said before any game is played
+    """Play whole games and return their results; the same seed gives the same games."""
+    write_video = _video_writer() if video else None  # a missing package is reported before any game is played
     call = compile_agent(agent)
     state = state._replace(seed=jnp.asarray(seed, jnp.uint32))
-    stack, played, pictures, step = FrameStack(env.spec), [], [], 0
+    stack, results, pictures, step = FrameStack(env.spec), list[Episode](), list[np.ndarray](), 0
 
-    def see(frame: np.ndarray) -> np.ndarray:
+    def observe(frame: np.ndarray) -> np.ndarray:
         nonlocal state
-        state, seen = call.observe_eval(state, frame)
-        return seen
+        state, obs = call.observe_eval(state, frame)
+        return obs
 
     for index in range(episodes):
         start = episode_seed(seed, index)
-        obs = stack.reset(see(env.reset(start, restart=True)))
-        total, length, over = 0.0, 0, False
-        while not over:
+        obs = stack.reset(observe(env.reset(start, restart=True)))
+        total, length, is_over = 0.0, 0, False
+        while not is_over:
             if video and index == 0:
-                pictures.append(_picture(env))
+                pictures.append(_render(env))
             frame, reward, terminated, truncated = env.step(call.act(state, obs, epsilon, step, index).action)
-            obs = stack.push(see(frame))
+            obs = stack.push(observe(frame))
             step, length, total = step + 1, length + 1, total + reward
-            over = truncated or length >= max_episode_steps
-            if terminated and env.continues and not over:
-                obs = stack.reset(see(env.reset(start)))  # a lost life is not the end of the game
+            is_over = truncated or length >= max_episode_steps
+            if terminated and env.continues and not is_over:
+                obs = stack.reset(observe(env.reset(start)))  # a lost life is not the end of the game
             else:
-                over = over or terminated
-        played.append(Episode(start, total, length))
+                is_over = is_over or terminated
+        results.append(Episode(start, total, length))
     if video and write_video:
         video.parent.mkdir(parents=True, exist_ok=True)
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)  # JAX's; the child only becomes ffmpeg
+            warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)  # from JAX; the child only starts ffmpeg
             write_video(video, pictures, fps=30, macro_block_size=2)
-    return played
+    return results
 
 
 def host_evaluation(
@@ -100,40 +102,42 @@ def host_evaluation(
     max_episode_steps: int,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Callable[[AgentState, int], list[Episode]]:
-    """A function of a state and a seed, which plays whole games in several environments at once: each takes its share
-    of the steps, and ends its last game."""
+    """Return a function that evaluates a state with a seed, in several environments in parallel.
+
+    It plays whole games: each environment takes its share of `steps`, and then ends its last game.
+    """
     count = len(environments)
-    share, everyone = -(-steps // count), np.arange(count)
+    share, indices = -(-steps // count), np.arange(count)
     act = jit(jax.vmap(agent.act, in_axes=(None, 0, None, 0, 0)))
 
     def evaluate(state: AgentState, seed: int) -> list[Episode]:
-        state = only_acting(state, seed)
+        state = acting_state(state, seed)
         stacks = [FrameStack(env.spec) for env in environments]
-        games = everyone.copy()  # the number of the game that each is in
+        games = indices.copy()  # number of the current game in each environment
         obs = np.stack([begin(environments[i], stacks[i], seed, i) for i in range(count)])
-        totals, lengths, left = np.zeros(count), np.zeros(count, int), np.full(count, share)
-        found: list[list[Episode]] = [[] for _ in environments]
+        totals, lengths, steps_left = np.zeros(count), np.zeros(count, int), np.full(count, share)
+        results: list[list[Episode]] = [[] for _ in environments]
         for time in itertools.count():
-            playing = np.flatnonzero(left > 0)
+            playing = np.flatnonzero(steps_left > 0)
             if not len(playing):
                 break
             if should_stop():
                 raise Interrupted(STOPPED)
-            actions = np.asarray(act(state, obs, epsilon, time * count + everyone, games).action)
+            actions = np.asarray(act(state, obs, epsilon, time * count + indices, games).action)
             for i in playing:
                 env, stack = environments[i], stacks[i]
                 frame, reward, terminated, truncated = env.step(actions[i])
                 obs[i] = stack.push(frame)
                 totals[i], lengths[i] = totals[i] + reward, lengths[i] + 1
-                over = truncated or lengths[i] >= max_episode_steps
-                if terminated and env.continues and not over:  # a lost life is not the end of the game
+                is_over = truncated or lengths[i] >= max_episode_steps
+                if terminated and env.continues and not is_over:  # a lost life is not the end of the game
                     obs[i] = stack.reset(env.reset(episode_seed(seed, int(games[i]))))
-                elif terminated or over:
-                    found[i].append(Episode(episode_seed(seed, int(games[i])), float(totals[i]), int(lengths[i])))
-                    games[i], left[i] = games[i] + count, left[i] - lengths[i]
+                elif terminated or is_over:
+                    results[i].append(Episode(episode_seed(seed, int(games[i])), float(totals[i]), int(lengths[i])))
+                    games[i], steps_left[i] = games[i] + count, steps_left[i] - lengths[i]
                     totals[i], lengths[i] = 0.0, 0
                     obs[i] = begin(env, stack, seed, int(games[i]))
-        return [episode for episodes in found for episode in episodes]
+        return [episode for episodes in results for episode in episodes]
 
     def begin(env: Environment, stack: FrameStack, seed: int, game: int) -> np.ndarray:
         return stack.reset(env.reset(episode_seed(seed, game), restart=True))
@@ -154,7 +158,7 @@ def native_evaluation(
     max_episode_steps: int,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Callable[[AgentState, int], list[Episode]]:
-    """The same in one program, for an environment that is written in JAX."""
+    """Return a function as `host_evaluation` does, for an environment written in JAX: all in one compiled program."""
     share = -(-steps // count)
     stretch = min(share, 1_000)
 
@@ -162,59 +166,59 @@ def native_evaluation(
         return (*env.reset(device_key(seed, "environment", 0, index)), jnp.float32(0), jnp.int32(0)), index
 
     def step(state: AgentState, playing: Any, index: Array, time: Array) -> Any:
-        (inner, obs, total, length), game = playing
+        (env_state, obs, total, length), game = playing
         number = time * count + index
         action = agent.act(state, obs, jnp.float32(epsilon), number, game).action
         step_key, reset_key = jax.random.split(device_key(state.seed, "environment", 1, number))
-        inner, obs, reward, terminated, truncated = env.step(inner, action, step_key)
+        env_state, obs, reward, terminated, truncated = env.step(env_state, action, step_key)
         total, length = total + reward, length + 1
         over = terminated | truncated | (length >= max_episode_steps)
-        again = (*env.reset(reset_key), jnp.float32(0), jnp.int32(0))
-        playing = jax.tree.map(lambda new, old: jnp.where(over, new, old), again, (inner, obs, total, length))
+        new_game = (*env.reset(reset_key), jnp.float32(0), jnp.int32(0))
+        playing = jax.tree.map(lambda new, old: jnp.where(over, new, old), new_game, (env_state, obs, total, length))
         return (playing, game + count * over), (over, total, length)
 
     start = jit(jax.vmap(begin, (None, 0)))
 
     @jit
     def play(state: AgentState, games: Any, first: Array) -> Any:
-        def together(games: Any, time: Array) -> Any:
+        def step_all(games: Any, time: Array) -> Any:
             return jax.vmap(step, (None, 0, 0, None))(state, games, jnp.arange(count), time)
 
-        return jax.lax.scan(together, games, first + jnp.arange(stretch))
+        return jax.lax.scan(step_all, games, first + jnp.arange(stretch))
 
     def evaluate(state: AgentState, seed: int) -> list[Episode]:
-        state = only_acting(state, seed)
+        state = acting_state(state, seed)
         games = start(seed, jnp.arange(count))
-        found: list[list[Episode]] = [[] for _ in range(count)]
-        played = np.zeros(count, int)  # steps of the games that have ended
+        results: list[list[Episode]] = [[] for _ in range(count)]
+        counted = np.zeros(count, int)  # steps of the games that have ended
         first = 0
-        while (played < share).any():
+        while (counted < share).any():
             if should_stop():
                 raise Interrupted(STOPPED)
             games, ended = play(state, games, first)
             over, totals, lengths = map(np.asarray, ended)
             for time, index in zip(*np.nonzero(over), strict=True):
-                if played[index] < share:
-                    played[index] += lengths[time, index]
-                    found[index].append(Episode(seed, float(totals[time, index]), int(lengths[time, index])))
+                if counted[index] < share:
+                    counted[index] += lengths[time, index]
+                    results[index].append(Episode(seed, float(totals[time, index]), int(lengths[time, index])))
             first += stretch
-        return [episode for episodes in found for episode in episodes]
+        return [episode for episodes in results for episode in episodes]
 
     return evaluate
 
 
-def only_acting(state: AgentState, seed: int) -> AgentState:
-    """Return the acting part of a state, with a seed of its own."""
+def acting_state(state: AgentState, seed: int) -> AgentState:
+    """Return the parts of a state that acting needs, with another seed."""
     return state._replace(seed=jnp.asarray(seed, jnp.uint32), optimizer=(), copies=(), probe=())
 
 
-def random_return(env_id: str, episodes: int = 1_000, seed: int = 0, most_steps: int = 27_000) -> float:
-    """The mean return of uniformly random actions: where the scale of a task begins."""
+def random_return(env_id: str, episodes: int = 1_000, seed: int = 0, max_steps: int = 27_000) -> float:
+    """Return the mean return of uniformly random actions, the zero of normalised scores."""
     env, rng = make_environment(env_id), host_generator(seed, "random-play")
     total = 0.0
     for episode in range(episodes):
         env.reset(episode_seed(seed, episode))
-        for _ in range(most_steps):
+        for _ in range(max_steps):
             _, reward, terminated, truncated = env.step(env.spec.random_action(rng))
             total += reward
             if terminated or truncated:
@@ -223,7 +227,7 @@ def random_return(env_id: str, episodes: int = 1_000, seed: int = 0, most_steps:
     return total / episodes
 
 
-def _picture(env: Environment) -> np.ndarray:
+def _render(env: Environment) -> np.ndarray:
     picture = env.render()
     if picture is None:
         raise UserError(f"{env.spec.id} cannot draw itself; leave out --capture-video.")
@@ -240,9 +244,9 @@ def _video_writer() -> Callable[..., None]:
 
 
 def load_agent_state(run_dir: Path, agent: Agent, which: str = "last") -> tuple[AgentState, int]:
-    """The agent of the newest readable checkpoint (`last`) or of the best epoch (`best`), and its step."""
+    """Return the agent of the newest readable checkpoint (`last`) or of the best epoch (`best`), and its step."""
     template = {"agent": jax.eval_shape(agent.init, 0)}
-    for step, folder, arrays in _saved(run_dir, which):
+    for step, folder, arrays in _saved_agents(run_dir, which):
         arrays = {name: array for name, array in arrays.items() if name.startswith("agent.")}
         tree = checkpoint.unflatten(template, arrays, folder)
         return jax.tree.map(jnp.asarray, tree["agent"]), step
@@ -250,7 +254,7 @@ def load_agent_state(run_dir: Path, agent: Agent, which: str = "last") -> tuple[
     raise UserError(f"{run_dir} has no {which} checkpoint that can be read{best}.")
 
 
-def _saved(run_dir: Path, which: str) -> Any:
+def _saved_agents(run_dir: Path, which: str) -> Iterator[tuple[int, Path, dict[str, np.ndarray]]]:
     if which == "last":
         for step, arrays, _ in checkpoint.newest_good(run_dir):
             yield step, checkpoint.folder_of(run_dir, step), arrays

@@ -1,4 +1,4 @@
-"""Runs that learn from a dataset alone, with evaluations in an environment."""
+"""Runs that learn from a dataset alone, and are evaluated in an environment."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ flops = flops_per_update
 
 
 def specification(config: Any) -> EnvSpec:
-    """Return the specification in the dataset; if it is not there yet, that of the environment."""
+    """Return the specification in the dataset, or that of the environment if the dataset does not exist yet."""
     if index := _index(config):
         return spec_of(index)
     env = make_environment(config.env_id, protocol=config.protocol)
@@ -60,7 +60,7 @@ def batch_flag(config: Any) -> str:
 
 
 def require_possible(config: Any, spec: EnvSpec, *, on_host: bool = False, is_new: bool = False) -> None:
-    """Refuse what cannot run before a folder is made, or an old one deleted, for it."""
+    """Refuse a run that cannot work, before its folder is made or an old one is deleted."""
     memory = replay_memory(config, spec)
     needs = f"{config.dataset} takes {memory.total / 1e9:.1f} GB in memory"
     require_memory(memory.total, needs, "Take a part of it by `isqn data convert --fraction`.")
@@ -90,7 +90,7 @@ def train(
     progress: Progress,
     should_stop: Callable[[], bool],
 ) -> None:
-    """Train what the folder holds to the end."""
+    """Train the run in the folder to the end."""
     dataset, (run_dir,) = open_dataset(config), folders
     progress.say(f"{config.label} on {dataset.folder}: {dataset.describe()}; seed {config.seed}")
     memory = replay_memory(config, dataset.spec)
@@ -109,7 +109,7 @@ def train(
 def evaluation(
     config: Any, agent: Agent, spec: EnvSpec, env: Environment | None, should_stop: Callable[[], bool]
 ) -> Iterator[Callable[[AgentState, int], offline.Evaluation]]:
-    """Yield a function that evaluates a state at an epoch; in one program if the environment is written in JAX."""
+    """Yield a function that evaluates a state at an epoch, in one program if the environment is written in JAX."""
     count = min(config.evaluation_environments, max(1, config.evaluation_steps))
     common: dict[str, Any] = {
         "steps": config.evaluation_steps,
@@ -117,27 +117,29 @@ def evaluation(
         "max_episode_steps": config.max_episode_steps,
         "should_stop": should_stop,
     }
-    made: list[Environment] = []
+    own_environments: list[Environment] = []
     if not config.evaluation_steps:
         yield lambda state, epoch: offline.Evaluation([])
         return
     if env is None and has_native(config.env_id) and config.loop != "host":
         native = make_native(config.env_id)
-        _require_same_game(spec, native.spec)
+        _require_same_environment(spec, native.spec)
         play = native_evaluation(agent, native, count=count, **common)
     else:
-        made = [] if env else [make_environment(config.env_id, protocol=config.protocol) for _ in range(count)]
-        environments = [env] if env else made
-        _require_same_game(spec, environments[0].spec)
+        own_environments = (
+            [] if env else [make_environment(config.env_id, protocol=config.protocol) for _ in range(count)]
+        )
+        environments = [env] if env else own_environments
+        _require_same_environment(spec, environments[0].spec)
         play = host_evaluation(agent, environments, **common)
     try:
         yield lambda state, epoch: offline.Evaluation(play(state, episode_seed(config.seed, epoch)))
     finally:
-        for own in made:
+        for own in own_environments:
             own.close()
 
 
-def _require_same_game(spec: EnvSpec, other: EnvSpec) -> None:
+def _require_same_environment(spec: EnvSpec, other: EnvSpec) -> None:
     """Refuse an evaluation in another environment than the recorded one."""
     for name in ("protocol", "obs_shape", "frame_dtype", "num_actions", "action_low", "action_high"):
         if getattr(spec, name) != getattr(other, name):
@@ -147,17 +149,17 @@ def _require_same_game(spec: EnvSpec, other: EnvSpec) -> None:
 
 
 def seconds_per_step(config: Any, seconds: float) -> float:
-    """Measure the seconds of a gradient step, with its share of the evaluations."""
+    """Measure the seconds of a gradient step, including its share of the evaluations."""
     spec = specification(config)
     agent = make_agent(config, spec)
     batch = spec.batch(config.sampled_batch_size)._replace(ended=(), explored=())
-    each = timing.time_updates(config, agent, spec, batch, seconds / 2)
+    per_update = timing.time_updates(config, agent, spec, batch, seconds / 2)
     if not config.evaluation_steps:
-        return each
+        return per_update
     steps = min(config.evaluation_steps, 200)
     state = jax.jit(agent.init)(config.seed)
-    brief = config.replace(evaluation_steps=steps, max_episode_steps=steps)
-    with evaluation(brief, agent, spec, None, lambda: False) as play:
-        taken = timing.time_calls(lambda: play(state, 0), seconds / 2, least=2).median
-        a_step = taken / sum(episode.length for episode in play(state, 0).episodes)
-    return each + a_step * config.evaluation_steps / config.epoch_updates
+    short = config.replace(evaluation_steps=steps, max_episode_steps=steps)
+    with evaluation(short, agent, spec, None, lambda: False) as play:
+        per_evaluation = timing.time_calls(lambda: play(state, 0), seconds / 2, least=2).median
+        per_step = per_evaluation / sum(episode.length for episode in play(state, 0).episodes)
+    return per_update + per_step * config.evaluation_steps / config.epoch_updates

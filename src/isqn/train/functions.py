@@ -1,4 +1,4 @@
-"""The functions of an agent, compiled, and the batches and sums that go through them."""
+"""Compiled functions of an agent, and their inputs and sums of metrics."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from isqn.types import EnvSpec, Transition
 
 
 def make_agent(config: Run, spec: EnvSpec) -> Agent:
-    """Make the agent of a run, with the probes that it records."""
+    """Make the agent of a run; with --analysis, it also computes the probes."""
     agent = registry.make_agent(config, spec)
     return add_probes(agent, config) if config.held_out_size else agent
 
@@ -30,7 +30,7 @@ class Functions(NamedTuple):
 
     init: Callable[..., Any]
     observe: Callable[..., Any]
-    # The same in evaluations: moments of a streaming agent move on, those of an agent with a replay do not.
+    # The same in evaluations, where only a streaming agent updates its moments.
     observe_eval: Callable[..., Any]
     act: Callable[..., Any]
     update: Callable[..., Any]
@@ -50,14 +50,14 @@ def compile_agent(agent: Agent) -> Functions:
         state, frame = agent.observe(state, *step)
         return state.moments, frame
 
-    def only(state: Any, *parts: str) -> Any:
-        """Drop the many arrays that a program does not read, which would be passed to it at every step."""
+    def select_parts(state: Any, *parts: str) -> Any:
+        """Drop the arrays that a program does not read, because passing many arrays takes time at every step."""
         return state._replace(**dict.fromkeys(set(state._fields) - {"seed", *parts}, ()))
 
     def observe(state: Any, frame: np.ndarray, *step: Any) -> tuple[Any, np.ndarray]:
         if not jax.tree.leaves(state.moments):
             return state, frame
-        moments, obs = count_moments(only(state, "moments"), frame, *step)
+        moments, obs = count_moments(select_parts(state, "moments"), frame, *step)
         return state._replace(moments=moments), np.asarray(obs) if agent.is_streaming else frame
 
     def observe_eval(state: Any, frame: np.ndarray, *step: Any) -> tuple[Any, np.ndarray]:
@@ -68,7 +68,7 @@ def compile_agent(agent: Agent) -> Functions:
         init=program(agent.init),
         observe=observe,
         observe_eval=observe_eval,
-        act=lambda state, *rest: act(only(state, *agent.acting_parts), *rest),
+        act=lambda state, *rest: act(select_parts(state, *agent.acting_parts), *rest),
         update=program(update, donate_argnums=(0, 1)),
         refresh=program(agent.refresh, donate_argnums=0),
         sync=program(agent.sync, donate_argnums=0),
@@ -85,14 +85,14 @@ def flops_per_update(config: Any, spec: EnvSpec) -> float:
     return float((compiled.cost_analysis() or {}).get("flops", math.nan))
 
 
-def zero_totals(agent: Agent, config: Run, spec: EnvSpec) -> Any:
-    """Return zeros of the shape of the metrics, whose sums stay on the device between rows."""
+def zero_totals(agent: Agent, config: Any, spec: EnvSpec) -> Any:
+    """Return zeros in the shape of the metrics. The sums stay on the device until a row is written."""
     batch = spec.batch(config.sampled_batch_size)
     _, metrics = jax.eval_shape(agent.update, jax.eval_shape(agent.init, 0), batch)
     return jax.tree.map(lambda m: jnp.zeros(m.shape, m.dtype), metrics)
 
 
 def append_held_out(batch: Transition, held_out: Transition) -> Transition:
-    """Append the transitions that only the probes evaluate to those that are learned from."""
+    """Append the held-out transitions, which only the probes evaluate, to a training batch."""
     fields = ("obs", "action", "reward", "discount", "next_obs")
     return batch._replace(**{f: jnp.concatenate([getattr(batch, f), getattr(held_out, f)]) for f in fields})

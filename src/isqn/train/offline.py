@@ -1,7 +1,7 @@
-"""The offline loop: all is learned from data; before the first update and after each epoch the agent is evaluated.
+"""The offline loop: learns from data alone, and evaluates the agent before the first update and after each epoch.
 
-A batch is a function of the seed and its number, so a thread draws batches ahead while updates run; it draws several at
-a time, because that takes little longer than one.
+A batch is a function of the seed and its number, so a thread draws batches ahead while updates run. It draws several
+batches at a time, because that takes little longer than drawing one.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from isqn.types import UserError
 
 GROUP = 8  # batches drawn at a time
 GROUPS_AHEAD = 2
-BATCHES_IN_MEMORY = GROUP * (GROUPS_AHEAD + 2)  # those ahead, those being drawn and those being taken
+BATCHES_IN_MEMORY = GROUP * (GROUPS_AHEAD + 2)  # groups ahead, one being drawn and one being learned from
 
 
 @dataclass
@@ -39,7 +39,7 @@ class OfflineCounters(Counters):
     """Position of a run in the offline loop."""
 
     updates: int = 0
-    epoch: int = 0  # the next one to be evaluated
+    epoch: int = 0  # the next epoch to be evaluated
 
 
 class Source(Protocol):
@@ -59,46 +59,46 @@ class Source(Protocol):
 
 
 class Evaluation(NamedTuple):
-    """Episodes of an evaluation, and measures beside them."""
+    """Episodes of an evaluation, and further measures of it."""
 
     episodes: list[Episode]
     measures: dict[str, float] = {}  # noqa: RUF012 - never written to
 
 
 class Devices(NamedTuple):
-    """Placement of arrays on the devices of one process; a run on several replaces these functions."""
+    """Placement of arrays on the devices of one process; a run on several processes replaces these functions."""
 
     replicate: Callable[[Any], Any] = lambda tree: tree  # onto all devices
     shard: Callable[[Any], Any] = lambda batch: batch  # a share of the batch for each device
     local_copy: Callable[[Any], Any] = lambda tree: tree  # onto one device of this process
-    any_process: Callable[[bool], bool] = lambda wish: wish
-    is_first: bool = True  # whether this process keeps the files
+    any_process: Callable[[bool], bool] = lambda wish: wish  # whether any process has the wish
+    is_first: bool = True  # whether this process writes the files
     compile_update: Callable[..., Any] = lambda update, *_: update
 
 
 class Batches:
-    """Batches one after another from a number on, drawn ahead by a thread."""
+    """Iterator over the batches from number `first` on, which a thread draws ahead in groups."""
 
     def __init__(self, draw: Callable[[int], list[Any]], first: int) -> None:
-        self._draw, self._next, skipped = draw, *divmod(first, GROUP)
-        self._drawn = deque[Future[list[Any]]]()
+        self._draw, self._next_group, num_skipped = draw, *divmod(first, GROUP)
+        self._groups = deque[Future[list[Any]]]()
         self.thread = ThreadPoolExecutor(1)  # the only thread that reads the dataset
-        self._left: Iterator[Any] = iter(())
-        for _ in range(skipped):
+        self._group: Iterator[Any] = iter(())
+        for _ in range(num_skipped):
             next(self)
 
-    def _group(self) -> list[Any]:
-        while len(self._drawn) <= GROUPS_AHEAD:
-            self._drawn.append(self.thread.submit(self._draw, self._next))
-            self._next += 1
-        return self._drawn.popleft().result()
+    def _take_group(self) -> list[Any]:
+        while len(self._groups) <= GROUPS_AHEAD:
+            self._groups.append(self.thread.submit(self._draw, self._next_group))
+            self._next_group += 1
+        return self._groups.popleft().result()
 
     def __next__(self) -> Any:
         try:
-            return next(self._left)
+            return next(self._group)
         except StopIteration:
-            self._left = iter(self._group())
-            return next(self._left)
+            self._group = iter(self._take_group())
+            return next(self._group)
 
     def close(self) -> None:
         self.thread.shutdown(cancel_futures=True)
@@ -119,54 +119,35 @@ def train(
 ) -> Iterator[Epoch]:
     """Train from the newest checkpoint in `run_dir`, or from the start; yield the result of each epoch.
 
-    `evaluate` plays with a state at an epoch and returns episodes and values of `measures`; it raises `Interrupted` if
-    it is to stop. `initialise` changes the state of a new run.
+    `evaluate` evaluates a state at an epoch and returns episodes and the values of `measures`; it raises `Interrupted`
+    if it is asked to stop. `initialise` changes the state of a new run.
     """
-    seed, schedule, devices = config.seed, target_schedule(config, agent), devices or Devices()
-    call = compile_agent(agent)
+    schedule, call, devices = target_schedule(config, agent), compile_agent(agent), devices or Devices()
     progress = progress or Progress(config.length, enabled=False)
-    state, totals = call.init(seed), zero_totals(agent, config, source.spec)
-    columns = (*metrics_columns(totals, probe_columns(config)), "waiting_share")
-    count, lengths = OfflineCounters(), {}
-
-    def load(run_dir: Path, arrays: dict[str, np.ndarray], manifest: dict[str, Any]) -> None:
-        if manifest["learned_from"] != source.digest:
-            changed = "it has changed since, or is another one"
-            raise UserError(f"{source.folder} is not what {run_dir} was trained on: {changed}.")
-
-    if found := restore([run_dir], {"agent": state, "totals": totals}, load):
-        (last,) = found
-        state, totals, count = last.tree["agent"], last.tree["totals"], last.counters(OfflineCounters)
-        lengths = last.manifest["tables"]
-        progress.say(f"goes on after {count.updates:,} updates")
-    else:
-        state = initialise(state)
+    totals = zero_totals(agent, config, source.spec)
+    tables = {
+        "evaluations": EPISODE_COLUMNS,
+        "metrics": (*metrics_columns(totals, probe_columns(config)), "waiting_share"),
+        **({"measures": ("epoch", "step", *measures)} if measures else {}),
+    }
+    state, totals, count, lengths = _restore(run_dir, call.init(config.seed), totals, source, initialise, progress)
     state, totals = devices.replicate((state, totals))
     update = devices.compile_update(call.update, state, totals, count.updates)
-    tables = {"evaluations": EPISODE_COLUMNS, "metrics": columns}
-    tables |= {"measures": ("epoch", "step", *measures)} if measures else {}
     session = Session(
-        config,
-        run_dir,
-        count,
-        tables,
-        lengths,
-        progress,
-        first_step=count.updates,
-        keeps_files=devices.is_first,
+        config, run_dir, count, tables, lengths, progress, first_step=count.updates, keeps_files=devices.is_first
     )
-    waited = 0.0  # seconds of the device since the last row
+    waited = 0.0  # seconds that the device was idle since the last row
 
     def draw(group: int) -> list[Any]:
-        return split(source.sample(GROUP * config.batch_size, host_generator(seed, "replay", group)))
+        return split(source.sample(GROUP * config.batch_size, host_generator(config.seed, "replay", group)))
 
     def save() -> None:
-        here = devices.local_copy({"agent": state, "totals": totals})
+        local = devices.local_copy({"agent": state, "totals": totals})
         session.save(
             count.updates,
-            here["agent"],
-            here["totals"],
-            lambda: checkpoint.flatten(here),
+            local["agent"],
+            local["totals"],
+            lambda: checkpoint.flatten(local),
             lambda: {"learned_from": source.digest},
         )
 
@@ -178,7 +159,7 @@ def train(
                 save()  # a kill in the middle of an evaluation loses that evaluation only
                 began = time.monotonic()
                 acting = devices.local_copy(state)
-                result = _record(session, count, evaluate(acting, count.epoch), measures)
+                result = _record_evaluation(session, evaluate(acting, count.epoch), measures)
                 count.epoch += 1
                 session.end_epoch(result, acting)
                 save()
@@ -186,7 +167,7 @@ def train(
                 session.exclude(time.monotonic() - began)
                 continue
 
-            # Learn.
+            # Update, and refresh the targets.
             began = time.monotonic()
             batch = devices.shard(next(batches))
             if totals["loss"].is_ready():  # the device has nothing else to do
@@ -206,7 +187,7 @@ def train(
                 totals = jax.tree.map(jnp.zeros_like, totals)
                 waiting_share, waited = waited / session.row_seconds, 0.0
                 if config.analysis:
-                    generator = host_generator(seed, "probe", count.updates)
+                    generator = host_generator(config.seed, "probe", count.updates)
                     states = batches.thread.submit(source.sample, config.analysis_samples, generator).result()
                     means |= probe_features(agent, acting, states)
                 session.add_row(count.updates, {"updates": count.updates, **means, "waiting_share": waiting_share})
@@ -222,15 +203,39 @@ def train(
         session.close()
 
 
-def _record(session: Session, count: OfflineCounters, found: Evaluation, measures: tuple[str, ...]) -> Epoch:
-    """Write the tables of an evaluation."""
+def _restore(
+    run_dir: Path,
+    state: AgentState,
+    totals: Any,
+    source: Source,
+    initialise: Callable[[AgentState], AgentState],
+    progress: Progress,
+) -> tuple[AgentState, Any, OfflineCounters, dict[str, int]]:
+    """Return state, totals, counters and table lengths of the newest checkpoint, or those of a new run."""
+
+    def check_source(run_dir: Path, arrays: dict[str, np.ndarray], manifest: dict[str, Any]) -> None:
+        if manifest["learned_from"] != source.digest:
+            changed = "it has changed since, or is another one"
+            raise UserError(f"{source.folder} is not what {run_dir} was trained on: {changed}.")
+
+    if not (restored := restore([run_dir], {"agent": state, "totals": totals}, check_source)):
+        return initialise(state), totals, OfflineCounters(), {}
+    (newest,) = restored
+    count = newest.counters(OfflineCounters)
+    progress.say(f"resumed after {count.updates:,} updates")
+    return newest.tree["agent"], newest.tree["totals"], count, newest.table_lengths
+
+
+def _record_evaluation(session: Session[OfflineCounters], evaluation: Evaluation, measures: tuple[str, ...]) -> Epoch:
+    """Write the tables of an evaluation, and return its result."""
+    count = session.counters
     if measures:
-        row = {"epoch": count.epoch, "step": count.updates, **found.measures}
+        row = {"epoch": count.epoch, "step": count.updates, **evaluation.measures}
         session.tables["measures"].add(row)
         session.tracker.log(row, count.updates)
-    for episode in found.episodes:
+    for episode in evaluation.episodes:
         session.add_episode(count.epoch, count.updates, episode.episodic_return, episode.length, table="evaluations")
-    returns = [episode.episodic_return for episode in found.episodes]
+    returns = [episode.episodic_return for episode in evaluation.episodes]
     result = Epoch(count.epoch, count.updates, returns)
     session.last_return = result.mean_return if returns else session.last_return
     return result

@@ -1,4 +1,4 @@
-"""Runs that act in an environment while they learn, in the host loop or the compiled loop."""
+"""Runs that learn while they act in an environment, in the host loop or the compiled loop."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ from isqn.types import EnvSpec, UserError, num_bytes
 IS_DISTRIBUTED = False
 WORK = "update"  # the unit whose FLOPs are counted
 flops = flops_per_update
-LONG_RUN_STEPS = 100_000  # from here on a run is worth a measured estimate of its time
+LONG_RUN_STEPS = 100_000  # for longer runs, the time is estimated by a measurement at the start
 
 
 def uses_compiled_loop(config: Any) -> bool:
+    """Return whether a run trains in the compiled loop; refuse a --loop or --num-seeds that does not fit."""
     native = has_native(config.env_id)
     if config.loop == "compiled" and not native:
         raise UserError(
@@ -63,7 +64,7 @@ def compresses(config: Any, spec: EnvSpec) -> bool:
 
 
 def replay_factory(config: Any, spec: EnvSpec, rows: int | None = None) -> Callable[[], Replay]:
-    """Return a function that makes a replay as large as the run needs, or of so many rows."""
+    """Return a function that makes the replay buffer of a run, or one with another number of rows."""
     return lambda: Replay(
         config.observed_spec(spec),
         rows or config.replay_rows,
@@ -80,7 +81,7 @@ def device_replay(config: Any, spec: EnvSpec) -> DeviceReplay:
 
 
 def replay_memory(config: Any, spec: EnvSpec) -> Memory:
-    """Return the memory of the replays of all seeds that are trained at once."""
+    """Return the memory of the replay buffers of all seeds that are trained at once."""
     if not uses_compiled_loop(config):
         return memory_needed(config.observed_spec(spec), config.replay_rows, compresses(config, spec))
     size = device_replay(config, spec).nbytes * config.num_seeds
@@ -96,13 +97,13 @@ def batch_flag(config: Any) -> str:
 
 
 def require_possible(config: Any, spec: EnvSpec, *, on_host: bool = False, is_new: bool = False) -> None:
-    """Refuse what cannot run before a folder is made, or an old one deleted, for it."""
+    """Refuse a run that cannot work, before its folder is made or an old one is deleted."""
     memory, is_compiled = replay_memory(config, spec), not on_host and uses_compiled_loop(config)
     settings = field_names(type(config))
-    rows = "buffer_size" if "buffer_size" in settings else "analysis_samples"
+    rows_setting = "buffer_size" if "buffer_size" in settings else "analysis_samples"
     can_compress = not (is_compiled or memory.compressed) and "compress_replay" in settings
-    instead = f", or set {flag('compress_replay')} yes" if can_compress else ""
-    require_memory(memory.total, f"The run needs {memory}", f"Lower {flag(rows)}{instead}.")
+    alternative = f", or set {flag('compress_replay')} yes" if can_compress else ""
+    require_memory(memory.total, f"The run needs {memory}", f"Lower {flag(rows_setting)}{alternative}.")
     if is_compiled:
         _require_whole_updates(config)
 
@@ -126,14 +127,14 @@ def train(
     progress: Progress,
     should_stop: Callable[[], bool],
 ) -> None:
-    """Train what `folders` hold to the end, by the loop that fits."""
+    """Train the runs in `folders` to the end, in the host loop or the compiled loop."""
     if env is None and uses_compiled_loop(config):
         _train_compiled(config, folders, progress, should_stop)
         return
-    made = env or make_environment(config.env_id, protocol=config.protocol)
-    _train_on_host(config, folders[0], made, progress, should_stop)
+    host_env = env or make_environment(config.env_id, protocol=config.protocol)
+    _train_on_host(config, folders[0], host_env, progress, should_stop)
     if env is None:
-        made.close()
+        host_env.close()
 
 
 def _train_on_host(
@@ -143,16 +144,16 @@ def _train_on_host(
     if env.spec.protocol in atari.PROTOCOLS:
         progress.say(atari.PROTOCOLS[env.spec.protocol].describe())
     progress.say(_memory_line(config, env.spec))
-    for remark in _remarks(config):
-        progress.say(remark)
+    for warning in _warnings(config):
+        progress.say(warning)
     agent, make_replay = make_agent(config, env.spec), replay_factory(config, env.spec)
     finish = begin_summaries(config, [run_dir], env.spec)
     functions = compile_agent(agent)
     if progress.enabled and config.total_timesteps >= LONG_RUN_STEPS:
         times = timing.measure(config, agent, env, make_replay(), functions, seconds=0.5)
-        left = config.total_timesteps - max(checkpoint.steps(run_dir), default=0)
-        seconds = left * times.seconds_per_step(config)
-        progress.say(f"about {duration(seconds)} on this machine for {left:,} steps{_shorter_preset(config, agent)}")
+        steps_left = config.total_timesteps - max(checkpoint.steps(run_dir), default=0)
+        time_left = duration(steps_left * times.seconds_per_step(config))
+        progress.say(f"about {time_left} on this machine for {steps_left:,} steps{_shorter_preset(config, agent)}")
     epochs = host.train(
         config, run_dir, agent, env, make_replay, functions=functions, should_stop=should_stop, progress=progress
     )
@@ -179,12 +180,12 @@ def _memory_line(config: Any, spec: EnvSpec) -> str:
     if "buffer_size" in field_names(type(config)):
         return f"{memory}."
     size = config.num_seeds * num_bytes(jax.eval_shape(make_agent(config, spec).init, 0))
-    kept = f"{memory} for the probes" if config.analysis else "there is no replay"
-    return f"{size / 1e6:.3g} MB for network, traces and moments; {kept}."
+    replay = f"{memory} for the probes" if config.analysis else "there is no replay"
+    return f"{size / 1e6:.3g} MB for network, traces and moments; {replay}."
 
 
-def _remarks(config: Any) -> Iterator[str]:
-    """Yield warnings about settings that may not be meant."""
+def _warnings(config: Any) -> Iterator[str]:
+    """Yield warnings about settings that are allowed, but are probably mistakes."""
     if config.learning_starts >= config.total_timesteps:
         yield f"nothing is learned before step {config.learning_starts:,} ({flag('learning_starts')})"
     settings, total = field_names(type(config)), config.total_timesteps
@@ -204,13 +205,13 @@ def _shorter_preset(config: Any, agent: Agent) -> str:
 
 
 def seconds_per_step(config: Any, seconds: float) -> float:
-    """Measure the seconds of a step of all seeds together, once the run learns, after compiling."""
+    """Measure the seconds of a step of all seeds, after compiling and after learning has started."""
     if not uses_compiled_loop(config):
         env = make_environment(config.env_id, protocol=config.protocol)
         replay = replay_factory(config, env.spec, rows=timing.ROWS)()
-        measured = timing.measure(config, make_agent(config, env.spec), env, replay, seconds=seconds / 4)
+        times = timing.measure(config, make_agent(config, env.spec), env, replay, seconds=seconds / 4)
         env.close()
-        return measured.seconds_per_step(config)
+        return times.seconds_per_step(config)
     native = make_native(config.env_id)
     agent, rows = make_agent(config, native.spec), device_replay(config, native.spec)
     loop, steps = compiled.make_loop(config, agent, native, rows), 100 * config.update_period

@@ -1,4 +1,4 @@
-"""Play without learning: for measurements and probes."""
+"""Interaction without learning, for measurements and probes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ def play(
     seed: int,
     observe: Callable[..., np.ndarray] = lambda frame, *_: frame,
 ) -> Iterator[None]:
-    """Take one step a turn, episode after episode; `choose` is given the numbers of the step and the episode."""
+    """Take one step per iteration, episode after episode, and add it to the replay buffer.
+
+    `choose` returns the action, given the numbers of the step and the episode.
+    """
     episode, length = 0, 0
     replay.add_first(observe(env.reset(episode_seed(seed, episode))))
     for step in itertools.count():

@@ -1,4 +1,4 @@
-"""Trained agents that play: loaded from a run folder, with the environment of the run."""
+"""Trained agents loaded from a run folder, with the environment of the run."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from isqn.types import UserError
 
 
 class Player(NamedTuple):
-    """A trained agent, and the environment it plays in."""
+    """A trained agent and its environment."""
 
     config: Any
     env: Environment
     agent: Agent
     state: AgentState
-    step: int  # of its training
+    step: int  # training step of the checkpoint
     epsilon: float
 
 
 def require_environment_agent(config: Any, command: str) -> None:
-    """Refuse agents that choose tokens, for commands that play in an environment."""
+    """Refuse agents that write text, for commands that act in an environment."""
     if find_agent(config.agent).actions == "tokens":
         raise UserError(f"{command} is not for {config.label}, which writes words; see `isqn eval` and `isqn play`.")
 
@@ -41,7 +41,7 @@ def load_player(
     for_evaluation: bool = False,
     render: bool = False,
 ) -> Player:
-    """Load an agent by an acting rule; "auto" acts as in training, or in evaluations as its kind does then."""
+    """Load a trained agent. The acting rule "auto" is that of training, or the agent's own rule for evaluations."""
     config: Any = read_config(run_dir)
     require_environment_agent(config, command)
     if acting_rule == "auto":

@@ -1,4 +1,4 @@
-"""The paper's probes of a network in training: feature rank, dormant units, target churn, gradient directions."""
+"""The paper's probes of a network in training: feature rank, dormant units, target churn, gradient cosines."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def head_cosine(heads: Params) -> float | None:
 
 
 def batch_norm_deviation(units: list[Array]) -> float:
-    """Return the root mean variance over samples of BatchNorm's input, which is the output of every ReLU.
+    """Return the root of the mean variance of BatchNorm's inputs, which are the outputs of every ReLU.
 
     If it is not far above the square root of BatchNorm's epsilon, BatchNorm centres more than it scales.
     """
@@ -79,7 +79,7 @@ def batch_norm_deviation(units: list[Array]) -> float:
 
 
 def add_probes(agent: Agent, config: Any) -> Agent:
-    """Return the same agent, which also reports target churn and gradient cosines at every update.
+    """Return an agent that also reports target churn and gradient cosines at every update.
 
     Its batches are longer: the transitions after the first `batch_size` are held out and never learned from. Its state
     also keeps the parameters before the last refresh, in `probe`. The first online head of that copy is the current

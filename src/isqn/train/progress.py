@@ -1,6 +1,6 @@
-"""One line that says where a run is. Silent in pipes but for a line for each epoch.
+"""Progress of a run on standard error: one line that is redrawn in a terminal, one line per epoch elsewhere.
 
-If nobody reads it any more, the run goes on.
+The run goes on if the terminal or the pipe is closed.
 """
 
 from __future__ import annotations
@@ -20,25 +20,28 @@ def memory_mb() -> float:
 
 
 def free_memory() -> int:
-    """Bytes that this process may still take: free here, and left by `ulimit -v` and by its control group."""
+    """Return the bytes that this process may still allocate.
+
+    This is the free memory of the machine, or less under `ulimit -v` or in a control group.
+    """
     free = [psutil.virtual_memory().available]
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit != resource.RLIM_INFINITY:
         free.append(limit - psutil.Process().memory_info().vms)
-    free += [left for folder in control_groups() if (left := _left_in(folder)) is not None]
+    free += [size for folder in control_groups() if (size := _free_in_group(folder)) is not None]
     return max(0, min(free))
 
 
 def control_groups(groups: Path = Path("/sys/fs/cgroup"), mine: Path = Path("/proc/self/cgroup")) -> list[Path]:
-    """Of version 2: that of this process, and those that it is in. Clusters and containers set limits there."""
+    """Return the control group (version 2) of this process and its parents, which may have memory limits."""
     lines = mine.read_text().splitlines() if mine.exists() else []
-    inside = [groups / line.removeprefix("0::/") for line in lines if line.startswith("0::/")]
-    return [folder for own in inside for folder in (own, *own.parents) if folder.is_relative_to(groups)]
+    own_groups = [groups / line.removeprefix("0::/") for line in lines if line.startswith("0::/")]
+    return [folder for own in own_groups for folder in (own, *own.parents) if folder.is_relative_to(groups)]
 
 
-def _left_in(group: Path) -> int | None:
+def _free_in_group(group: Path) -> int | None:
     with suppress(OSError, ValueError):  # the limit may be absent, or "max"
-        # of what is counted there, copies of files that nobody is using can be dropped
+        # The usage includes cached files that the system drops when memory is needed.
         files = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())["inactive_file"]
         used = int((group / "memory.current").read_text()) - int(files)
         return int((group / "memory.max").read_text()) - used
@@ -46,22 +49,23 @@ def _left_in(group: Path) -> int | None:
 
 
 def say(sentence: str) -> None:
-    """A line for the person who watches, in place of the progress line."""
+    """Write a line to standard error, in place of the progress line."""
     _write(("\r\x1b[K" if sys.stderr.isatty() else "") + sentence + "\n")
 
 
 def count(number: int, thing: str) -> str:
+    """Return a number with its noun: "1 job", "2 jobs"."""
     return f"{number:,} {thing}{'s' * (number != 1)}"
 
 
 def _write(text: str) -> None:
-    with suppress(OSError):  # a pipe that broke, a terminal that closed
+    with suppress(OSError):  # a broken pipe, a closed terminal
         sys.stderr.write(text)
         sys.stderr.flush()
 
 
 def duration(seconds: float) -> str:
-    """90 -> "1 min 30 s"; the two largest units."""
+    """Return a duration in its two largest units: 90 -> "1 min 30 s"."""
     parts: list[str] = []
     for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1)):
         count, seconds = divmod(seconds, size)
@@ -70,12 +74,12 @@ def duration(seconds: float) -> str:
     return " ".join(parts[:2])
 
 
-SETTLED_SECONDS = 10
+WARM_UP_SECONDS = 10  # the device is still behind the loop, so a rate would be too high
 
 
 @dataclass
 class Progress:
-    """Call `show` as often as you like: it draws twice a second."""
+    """The progress line of a run; `show` redraws it at most twice a second."""
 
     total_steps: int
     enabled: bool = True
@@ -102,14 +106,14 @@ class Progress:
         _write("\r\x1b[K" + " · ".join(filter(None, parts)))
 
     def time_left(self, step: int) -> str:
-        """How long it will take to the end; nothing if that is not known yet, or there."""
+        """Return the time to the end of the run; "" if it is not known yet, or if the run is at its end."""
         rate = self._rate(step)
         return f"{duration((self.total_steps - step) / rate)} left" if rate and step < self.total_steps else ""
 
     def _rate(self, step: int) -> float:
-        """Steps per second. In its first seconds steps are asked for that the device has not taken yet."""
+        """Return steps per second; 0 in the first seconds, when the device has not done the steps of the loop yet."""
         seconds = time.monotonic() - self._started
-        if self._first_step is None or seconds <= SETTLED_SECONDS:
+        if self._first_step is None or seconds <= WARM_UP_SECONDS:
             return 0.0
         return (step - self._first_step) / seconds
 

@@ -1,4 +1,4 @@
-"""What a run leaves behind: plain tables, flushed by row, and a summary."""
+"""Files of a run folder: config, tables as CSV that are flushed row by row, and a summary as JSON."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ def seed_dir(folder: Path, seed: int) -> Path:
 
 
 def slug(name: str) -> str:
-    """Return a name as part of a path."""
+    """Return a name in a form that fits into a path."""
     for old, new in (("/", "-"), (":", "-"), (",", ""), (" ", "-"), ("=", ""), ("(λ)", "-lambda")):
         name = name.replace(old, new)
     return name
 
 
 def default_run_dir(config: Run, root: Path = Path("runs")) -> Path:
-    """No clock in the name, so that a rerun finds its folder."""
+    """Return the default folder of a run. It contains no time, so that the same command finds the same folder."""
     words = (config.experiment, config.env_id, config.label)
     return seed_dir(root.joinpath(*map(slug, words)), config.seed)
 
 
 class Table:
-    """A CSV file that grows by whole rows and can be cut back to where a checkpoint saw it."""
+    """A CSV file that grows by whole rows and can be truncated to its length at a checkpoint."""
 
     def __init__(self, path: Path, columns: tuple[str, ...], length: int | None = None):
         self.columns = columns
@@ -70,7 +70,7 @@ class Table:
     def _write(self, cells: Any) -> None:
         line = io.StringIO()
         csv.writer(line, lineterminator="\n").writerow(cells)
-        self._file.write(line.getvalue().encode())  # one write for one row: a kill leaves it whole or absent
+        self._file.write(line.getvalue().encode())  # one write per row: a kill leaves it complete or absent
 
     @property
     def length(self) -> int:
@@ -84,7 +84,7 @@ class Table:
 
 
 def require_tables(run_dir: Path, lengths: dict[str, int]) -> None:
-    """Tables can be cut back to where a checkpoint saw them, but not made up."""
+    """Refuse tables that are shorter than at a checkpoint, because their rows cannot be restored."""
     for name, length in lengths.items():
         path = run_dir / f"{name}.csv"
         if not path.exists() or path.stat().st_size < length:
@@ -99,14 +99,14 @@ def _cell(value: Any) -> Any:
 
 
 def read_table(path: Path) -> list[dict[str, str]]:
-    """The rows of a table; a last line cut short by a kill is left out."""
+    """Return the rows of a table, without an incomplete last line."""
     text = path.read_text()
-    whole = text[: text.rfind("\n") + 1]
-    return list(csv.DictReader(io.StringIO(whole)))
+    complete = text[: text.rfind("\n") + 1]
+    return list(csv.DictReader(io.StringIO(complete)))
 
 
 def require_free(run_dir: Path, overwrite: bool = False) -> None:
-    """Say what is in the way of a new run."""
+    """Refuse a folder that a new run cannot be written to."""
     state = run_state(run_dir)
     if state == "finished" and not overwrite:
         raise UserError(
@@ -119,18 +119,18 @@ def require_free(run_dir: Path, overwrite: bool = False) -> None:
 
 
 class Busy(UserError):
-    """Another process is at it."""
+    """Another process trains this run."""
 
 
 @contextmanager
 def lock_run(run_dirs: Iterable[Path], flag: str = "--run-dir") -> Iterator[None]:
-    """Folders, made where they are not there, for this process alone; it ends with the process, however that ends."""
+    """Lock run folders for this process, and create them if needed. The locks end with the process."""
     with ExitStack() as stack:
         for run_dir in run_dirs:
             with writable(run_dir, flag):
                 run_dir.mkdir(parents=True, exist_ok=True)
-                # A file beside the folder, open for writing: network file systems lock nothing else, and the folder
-                # may be emptied.
+                # The lock is a file beside the folder, because the folder may be emptied. It is open for writing,
+                # because network file systems lock no other files.
                 handle = os.open(run_dir.with_name(f".{run_dir.name}.lock"), os.O_RDWR | os.O_CREAT)
             stack.callback(os.close, handle)
             try:
@@ -151,17 +151,17 @@ def writable(folder: Path, flag: str = "--run-dir") -> Iterator[None]:
 
 
 def create_run(run_dir: Path, config: Run, overwrite: bool = False) -> None:
-    """Make the folder, or say why not."""
+    """Create the folder of a run with its config."""
     require_free(run_dir, overwrite)
     with writable(run_dir):
         run_dir.mkdir(parents=True, exist_ok=True)
-        for path in run_dir.iterdir():  # none, unless they are to be overwritten
+        for path in run_dir.iterdir():  # there are none unless `overwrite` is set
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
         replace_text(run_dir / "config.toml", to_toml(config))
 
 
 def read_config(run_dir: Path) -> Run:
-    """Return the config of a run folder. Nothing is executed that the folder names."""
+    """Return the config of a run folder. Nothing that the folder names is imported."""
     if not (run_dir / "config.toml").is_file():
         if not run_dir.exists():
             raise UserError(f"{run_dir} does not exist{nearest_path(run_dir) or '; give the folder of a run.'}")
@@ -186,7 +186,7 @@ def naming_missing_imports(run_dir: Path) -> Iterator[None]:
 
 
 def run_state(run_dir: Path) -> str:
-    """new, unfinished, finished or foreign."""
+    """Return the state of a folder: new, unfinished, finished or foreign."""
     if not run_dir.exists() or (run_dir.is_dir() and not any(run_dir.iterdir())):
         return "new"
     if not (run_dir / "config.toml").is_file():
@@ -207,7 +207,7 @@ def write_summary(run_dir: Path, summary: dict[str, Any]) -> None:
 
 
 def provenance() -> dict[str, Any]:
-    """Versions, device and flags: what the same bits need."""
+    """Return versions, device and flags, on which the bits of a run depend."""
     import jax
 
     core = ("isqn", "jax", "jaxlib", "flax", "optax", "numpy", "gymnasium")
@@ -218,7 +218,7 @@ def provenance() -> dict[str, Any]:
         "device": str(jax.devices()[0]),
         "cores": len(usable_cores()),
         "xla_flags": os.environ.get("XLA_FLAGS", ""),
-        "versions": {name: found for name in packages if (found := _version(name))},
+        "versions": {name: number for name in packages if (number := _version(name))},
         "git": _git_hash(),
         "command": shlex.join(sys.argv),
         **({"imports": IMPORTED} if IMPORTED else {}),
@@ -226,7 +226,7 @@ def provenance() -> dict[str, Any]:
 
 
 def usable_cores() -> list[int]:
-    """Those that this process may run on; all, where the system does not tell."""
+    """Return the cores that this process may run on; all cores if the system does not report it."""
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [*range(os.cpu_count() or 1)]
 
 
@@ -246,7 +246,7 @@ def _git_hash() -> str | None:
 
 
 class Tracker:
-    """Metrics to TensorBoard, wandb or trackio under CleanRL's names. If it fails, the run goes on without it."""
+    """Tracker of metrics in TensorBoard, wandb or trackio, under CleanRL's names. If it fails, the run continues."""
 
     NAMES: ClassVar = {
         "return": "charts/episodic_return",
@@ -265,7 +265,7 @@ class Tracker:
         try:
             self._open(config, run_dir)
         except Exception as error:
-            self._give_up(config.track, error)
+            self._switch_off(config.track, error)
 
     def _open(self, config: Run, run_dir: Path) -> None:
         if config.track == "tensorboard":
@@ -281,11 +281,15 @@ class Tracker:
             library = importlib.import_module(config.track)
         except ImportError:
             raise UserError(f'--track {config.track} needs `pip install "isqn[track]"`.') from None
-        # Seeds of one process are runs of their own: wandb must be told, trackio ends the run in its context.
-        more = {"dir": run_dir, "reinit": "create_new"} if config.track == "wandb" else {}
+        # Each seed of one process is a run: wandb needs `reinit`, and trackio would end the run in the same context.
+        settings = {"dir": run_dir, "reinit": "create_new"} if config.track == "wandb" else {}
         name = f"{config.env_id} {config.label} seed {config.seed}"
         run = Context().run(
-            library.init, project=config.experiment, name=name, config={"agent": config.agent, **asdict(config)}, **more
+            library.init,
+            project=config.experiment,
+            name=name,
+            config={"agent": config.agent, **asdict(config)},
+            **settings,
         )
         self._log = lambda values, step: run.log(values, step=step)
         self._finish = run.finish
@@ -299,28 +303,28 @@ class Tracker:
         try:
             self._log(named, step)
         except Exception as error:
-            self._give_up("tracker", error)
+            self._switch_off("tracker", error)
 
     def close(self) -> None:
         if self._finish is not None:
             try:
                 self._finish()
             except Exception as error:
-                self._give_up("tracker", error)
+                self._switch_off("tracker", error)
 
-    def _give_up(self, name: str, error: Exception) -> None:
+    def _switch_off(self, name: str, error: Exception) -> None:
         self._log = self._finish = None
         warnings.warn(f"{name} failed and is switched off; the run goes on with its own files: {error}", stacklevel=3)
 
 
 def results_table(run_dir: Path) -> Path:
-    """Training episodes, or evaluations where there are none; the two are never in one table."""
-    offline = run_dir / "evaluations.csv"
-    return offline if offline.is_file() else run_dir / "episodes.csv"
+    """Return the table with the results of a run: its evaluations if it is offline, or its training episodes."""
+    evaluations = run_dir / "evaluations.csv"
+    return evaluations if evaluations.is_file() else run_dir / "episodes.csv"
 
 
 def results(run_dir: Path) -> dict[str, Any]:
-    """What the episodes say: the mean return of each epoch, and their sum (the paper's AUC)."""
+    """Return the mean return of each epoch, and the sum of these means (the paper's AUC)."""
     epochs: dict[int, list[float]] = {}
     rows = read_table(results_table(run_dir))
     for row in rows:

@@ -1,14 +1,13 @@
-"""From a config to a trained run folder, by whichever loop trains its agent."""
+"""Training of a config into a run folder, by the loop of its agent."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from typing import Any, Protocol, cast
 
 import jax
 
@@ -16,6 +15,7 @@ from isqn.agents.registry import find_agent
 from isqn.config.fields import MAY_CHANGE, PLACE, flag, marks
 from isqn.config.parts import Run
 from isqn.data.files import DamagedFile
+from isqn.data.replay import Memory
 from isqn.envs.adapter import Environment
 from isqn.train import checkpoint, parallel, record
 from isqn.train.announce import advise_lower, relative_paths, require_memory
@@ -26,24 +26,61 @@ from isqn.train.signals import stop_on_signals
 from isqn.types import EnvSpec, UserError, num_bytes
 
 
-def loop_of(config: Run) -> Any:
-    """Return the module that trains an agent of this kind; `isqn.train.online` shows what it must offer."""
-    module: ModuleType = import_module(find_agent(config.agent).loop)
-    return module
+class Loop(Protocol):
+    """Names that a module must offer to train agents; `register_agent(loop=...)` names the module."""
+
+    IS_DISTRIBUTED: bool  # whether several processes may train one run
+    WORK: str  # unit of which `flops` counts the FLOPs: "update" or "game"
+
+    def specification(self, config: Any) -> EnvSpec:
+        """Return the specification of the environment."""
+
+    def require_possible(self, config: Any, spec: Any, **where: bool) -> None:
+        """Refuse a run that cannot work, before its folder is made or an old one is deleted."""
+
+    def train(
+        self,
+        config: Any,
+        folders: list[Path],
+        env: Environment | None,
+        progress: Progress,
+        should_stop: Callable[[], bool],
+    ) -> None:
+        """Train the runs in `folders` to the end, each from its newest checkpoint."""
+
+    def flops(self, config: Any, spec: Any) -> float:
+        """Return the FLOPs of one unit of work."""
+
+    def replay_memory(self, config: Any, spec: Any) -> Memory:
+        """Return the memory of the replay buffers, or of the dataset."""
+
+    def batches_in_memory(self, config: Any) -> int:
+        """Return the number of batches that are in memory at once."""
+
+    def batch_flag(self, config: Any) -> str:
+        """Return the setting that the memory of an update depends on."""
+
+    def seconds_per_step(self, config: Any, seconds: float) -> float:
+        """Measure the seconds of a step of all seeds, after compiling and after learning has started."""
+
+
+def loop_of(config: Run) -> Loop:
+    """Return the module that trains the agent of a config."""
+    return cast(Loop, import_module(find_agent(config.agent).loop))
 
 
 def specification(config: Run) -> EnvSpec:
-    """Return the specification of the environment as this run will observe it."""
-    return loop_of(config).specification(config)  # type: ignore[no-any-return]
+    """Return the specification of the environment of a run."""
+    return loop_of(config).specification(config)
 
 
 def agent_bytes(config: Run, spec: EnvSpec) -> int:
-    """Return the memory of networks, copies and optimizer of all seeds that are trained at once."""
+    """Return the bytes of networks, copies and optimizer of all seeds that are trained at once."""
     return config.num_seeds * num_bytes(jax.eval_shape(make_agent(config, spec).init, 0))
 
 
 def start(config: Run, run_dir: Path | None = None, *, overwrite: bool = False, quiet: bool = False) -> list[Path]:
-    """Train a new run; return the folders that it wrote, one for each seed."""
+    """Train a new run; return its folders, one for each seed."""
     folders = run_dirs(config, run_dir)
     if loop_of(config).IS_DISTRIBUTED:
         parallel.join()
@@ -68,14 +105,14 @@ def start(config: Run, run_dir: Path | None = None, *, overwrite: bool = False, 
     return folders
 
 
-def require_possible(config: Run, spec: EnvSpec, **where: Any) -> None:
-    """Refuse what cannot run before a folder is made, or an old one deleted, for it."""
-    loop, sized = loop_of(config), config
+def require_possible(config: Any, spec: EnvSpec, **where: bool) -> None:
+    """Refuse a run that cannot work, before its folder is made or an old one is deleted."""
+    loop = loop_of(config)
     size = agent_bytes(config, spec)
     require_memory(size, f"The network and its optimizer need {size / 1e9:,.1f} GB", advise_lower(config))
     number = loop.batches_in_memory(config)
-    size = number * num_bytes(spec.batch(sized.sampled_batch_size))  # type: ignore[attr-defined]
-    what = f"The {number} batches that are held take" if number > 1 else "A batch takes"
+    size = number * num_bytes(spec.batch(config.sampled_batch_size))
+    what = f"The {number} batches in memory take" if number > 1 else "A batch takes"
     require_memory(size, f"{what} {size / 1e9:,.1f} GB", f"Lower {flag('batch_size')}.")
     loop.require_possible(config, spec, **where)
 
@@ -89,7 +126,7 @@ def run_dirs(config: Run, run_dir: Path | None) -> list[Path]:
 
 
 def resume(run_dir: Path, *, quiet: bool = False) -> bool:
-    """Go on where the run stopped; return False if it had finished."""
+    """Resume a run where it stopped; return False if it had finished."""
     read_config(run_dir)
     if record.run_state(run_dir) == "finished":
         return False
@@ -104,7 +141,7 @@ def resume(run_dir: Path, *, quiet: bool = False) -> bool:
         return True
     if config.dataset and not Path(config.dataset).exists():
         raise UserError(
-            f"{config.dataset}, which {run_dir} learns from, is not there; put it back, or say where it is now: "
+            f"{config.dataset}, which {run_dir} learns from, is not there; put it back, or give its new path: "
             f"`dataset` in {run_dir / 'config.toml'} may be changed."
         )
     with record.lock_run(folders):
@@ -117,14 +154,14 @@ def resume(run_dir: Path, *, quiet: bool = False) -> bool:
 
 
 def _require_unchanged(run_dir: Path, config: Run) -> None:
-    """Refuse to go on with other settings than the run began with, because its bits would belong to neither."""
+    """Refuse a config that was changed since the last checkpoint, because the bits would fit neither config."""
     for step in checkpoint.steps(run_dir):
         try:
             earlier = checkpoint.read_manifest(checkpoint.folder_of(run_dir, step))["config"]
         except DamagedFile:
             continue
         for name, value in config.resume_fields().items():
-            if value != earlier.get(name, value):  # a version that knows more settings may go on
+            if value != earlier.get(name, value):  # a newer version may have more settings
                 raise UserError(
                     f"{run_dir / 'config.toml'} was changed: {name} is {value!r}, and was {earlier[name]!r} at the "
                     "last checkpoint; put it back, or train a new run with `isqn train --config`."
@@ -133,13 +170,13 @@ def _require_unchanged(run_dir: Path, config: Run) -> None:
 
 
 def may_change(config: Run) -> set[str]:
-    """Return the settings that may change in the middle of a run."""
+    """Return the settings that may change between a stop and a resume."""
     return {*marks(type(config), MAY_CHANGE), *marks(type(config), PLACE)}
 
 
-def train(config: Run, folders: list[Path], *, quiet: bool = False, env: Environment | None = None) -> None:
-    """Train what `folders` hold to the end, each from its newest checkpoint."""
-    progress = Progress(config.length, enabled=not quiet)  # type: ignore[attr-defined]
+def train(config: Any, folders: list[Path], *, quiet: bool = False, env: Environment | None = None) -> None:
+    """Train the runs in `folders` to the end, each from its newest checkpoint."""
+    progress = Progress(config.length, enabled=not quiet)
     if not checkpoint.steps(folders[0]) and record.results_table(folders[0]).exists():
         progress.say(f"there is no checkpoint in {folders[0]}: the run begins again at step 0")
     with stop_on_signals() as should_stop, _name_memory_errors(config):
@@ -147,13 +184,13 @@ def train(config: Run, folders: list[Path], *, quiet: bool = False, env: Environ
 
 
 def seconds_per_step(config: Run, seconds: float = 1.0) -> float:
-    """Measure the seconds of a step of all seeds together, once the run learns, after compiling."""
-    return loop_of(config).seconds_per_step(config, seconds)  # type: ignore[no-any-return]
+    """Measure the seconds of a step of all seeds, after compiling and after learning has started."""
+    return loop_of(config).seconds_per_step(config, seconds)
 
 
 @contextmanager
 def _name_memory_errors(config: Run) -> Iterator[None]:
-    """Name the flags when memory runs out: what an update needs is known only when it is allocated."""
+    """Turn an out-of-memory error, which comes with the first update, into advice on the flags."""
     try:
         yield
     except (MemoryError, jax.errors.JaxRuntimeError) as error:

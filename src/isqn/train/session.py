@@ -1,7 +1,7 @@
-"""A run in progress: everything that a training loop does beside learning.
+"""A run in progress: everything that a training loop does besides learning.
 
-Counters, rows of tables, episodes, epochs, the best agent, checkpoints, resuming, signals, progress, trackers and the
-check for numbers that are not finite are here, once for all loops.
+Counters, tables, episodes, epochs, the best agent, checkpoints, resuming, progress, trackers and the check for
+numbers that are not finite are here, once for all loops.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -46,22 +46,22 @@ class Counters:
     """Position of a run, saved as JSON; each loop adds what it counts."""
 
     episode: int = 0
-    seconds: float = 0.0
-    logged_updates: int = 0  # updates summed in the totals that the next row of metrics averages
-    best: float | None = None
+    seconds: float = 0.0  # training time, without the time between a stop and a restart
+    logged_updates: int = 0  # number of updates in the totals that the next row of metrics averages
+    best: float | None = None  # highest mean return of an epoch
 
 
 SomeCounters = TypeVar("SomeCounters", bound=Counters)
 
 
-class Session:
+class Session(Generic[SomeCounters]):
     """Tables, results and checkpoints of one seed of a run."""
 
     def __init__(
         self,
         config: Run,
         run_dir: Path,
-        counters: Counters,
+        counters: SomeCounters,
         tables: dict[str, tuple[str, ...]],
         lengths: dict[str, int],
         progress: Progress,
@@ -84,12 +84,12 @@ class Session:
 
     @property
     def seconds(self) -> float:
-        """Training time, with that before a restart."""
+        """Training time in seconds, with the time before a restart."""
         return time.monotonic() - self._clock
 
     @property
     def row_seconds(self) -> float:
-        """Time since the last row of metrics."""
+        """Seconds since the last row of metrics."""
         return time.monotonic() - self._row_at
 
     def exclude(self, seconds: float) -> None:
@@ -100,7 +100,7 @@ class Session:
 
     def add_row(self, step: int, values: dict[str, Any], *, steps_per_step: int = 1) -> None:
         """Write a row of metrics, and report it to the tracker."""
-        row = {
+        row: dict[str, Any] = {
             "step": step,
             **values,
             "steps_per_second": (step - self._row_step) * steps_per_step / self.row_seconds,
@@ -123,7 +123,7 @@ class Session:
 
     def add_episode(self, epoch: int, step: int, episodic_return: float, length: int, table: str = "episodes") -> None:
         """Write a row for an episode that has ended, and report it to the tracker."""
-        row = {"epoch": epoch, "episode": self.counters.episode, "step": step}
+        row: dict[str, Any] = {"epoch": epoch, "episode": self.counters.episode, "step": step}
         row |= {"frame": step * self._frames_per_step} if table == "episodes" else {}
         row |= {"return": episodic_return, "length": length, "seconds": self.seconds}
         self.tables[table].add(row)
@@ -137,7 +137,7 @@ class Session:
     # -- results and checkpoints
 
     def end_epoch(self, result: Epoch, state: Any) -> None:
-        """Keep the agent if its epoch is the best so far, by mean return."""
+        """Save the agent if its epoch is the best so far, by mean return."""
         count = self.counters
         if not result.returns or (count.best is not None and result.mean_return <= count.best):
             return
@@ -152,11 +152,14 @@ class Session:
         state: Any,
         totals: Any,
         arrays: Callable[[], dict[str, Any]],
-        about: Callable[[], dict[str, Any]] = dict,
+        save_files: Callable[[], dict[str, Any]] = dict,
         *,
         tidy: bool = True,
     ) -> None:
-        """Write a checkpoint: the arrays by their names, and beside them what `about` adds to the manifest."""
+        """Write a checkpoint of named arrays.
+
+        `save_files` writes the files beside it, and returns their descriptions for its manifest.
+        """
         if not self._keeps_files:
             return
         self.require_finite(state, totals, step)
@@ -166,7 +169,7 @@ class Session:
         manifest = {
             "config": self.config.resume_fields(),
             "counters": asdict(self.counters),
-            **about(),
+            **save_files(),
             "tables": {name: table.length for name, table in self.tables.items()},
         }
         checkpoint.write(checkpoint.folder_of(self.run_dir, step), arrays(), manifest)
@@ -183,8 +186,10 @@ class Session:
     def require_finite(self, state: Any, totals: Any, step: int) -> None:
         """Stop at the first number that is not finite, before it reaches a checkpoint."""
         if not _all_finite((state.params, state.policy, totals)):
-            kept = checkpoint.steps(self.run_dir)
-            where = f"the last good checkpoint is at step {kept[0]:,}" if kept else "there was no checkpoint before it"
+            steps = checkpoint.steps(self.run_dir)
+            where = (
+                f"the last good checkpoint is at step {steps[0]:,}" if steps else "there was no checkpoint before it"
+            )
             raise Diverged(
                 f"a loss or a parameter stopped being a finite number before step {step:,}; {where}. "
                 "A lower --learning-rate, a normalised network or another --scheme may help."
@@ -202,7 +207,7 @@ def _all_finite(tree: Any) -> Any:
 
 
 def save_best(run_dir: Path, state: Any, result: Epoch) -> None:
-    """Write the agent of the best epoch, and delete the one before."""
+    """Write the agent of the best epoch, and delete the previous best."""
     name = f"best-{result.step:012d}"
     manifest = {"criterion": "mean return of an epoch", **result._asdict(), "mean_return": result.mean_return}
     checkpoint.write(run_dir / name, checkpoint.flatten({"agent": state}), manifest)
@@ -220,11 +225,17 @@ class Restored(NamedTuple):
     step: int
     tree: Any  # on the device
     manifest: dict[str, Any]
-    extra: Any  # what the loop itself has loaded
+    extra: Any  # result of the `load` function of the loop
 
     def counters(self, kind: type[SomeCounters]) -> SomeCounters:
         known = {field.name for field in fields(kind)}
         return kind(**{name: value for name, value in self.manifest["counters"].items() if name in known})
+
+    @property
+    def table_lengths(self) -> dict[str, int]:
+        """Length of each table at the checkpoint, in bytes."""
+        lengths: dict[str, int] = self.manifest["tables"]
+        return lengths
 
 
 def restore(
@@ -232,22 +243,22 @@ def restore(
     template: Any,
     load: Callable[[Path, dict[str, np.ndarray], dict[str, Any]], Any] = lambda *_: None,
 ) -> list[Restored]:
-    """Return the newest checkpoint that all seeds of a program have whole; none if there is no checkpoint.
+    """Return the newest checkpoint that is undamaged for all seeds of a program; [] if there is no checkpoint.
 
-    `load` reads what lies beside the checkpoint of a folder, and may take arrays out of it that are not in `template`.
-    A damaged checkpoint is passed over with a warning.
+    `load` reads the files beside the checkpoint of a folder. It must take the arrays out of the checkpoint that are not
+    in `template`. A damaged checkpoint is skipped with a warning.
     """
     for step in sorted(set.intersection(*(set(checkpoint.steps(d)) for d in run_dirs)), reverse=True):
         try:
-            found = [_read(run_dir, step, template, load) for run_dir in run_dirs]
+            all_restored = [_read(run_dir, step, template, load) for run_dir in run_dirs]
         except DamagedFile as error:
             checkpoint.warn_damaged(error)
             continue
-        for run_dir, restored in zip(run_dirs, found, strict=True):
+        for run_dir, restored in zip(run_dirs, all_restored, strict=True):
             require_tables(run_dir, restored.manifest["tables"])
         for run_dir in run_dirs:
             checkpoint.drop_after(run_dir, step)
-        return found
+        return all_restored
     if any(checkpoint.steps(run_dir) for run_dir in run_dirs):
         raise UserError(f"{run_dirs[0]} has no checkpoint that can be read; move the folder away to train it anew.")
     return []
@@ -265,8 +276,9 @@ def _read(run_dir: Path, step: int, template: Any, load: Callable[..., Any]) -> 
 
 
 def metrics_columns(totals: Any, probes: Iterable[str]) -> tuple[str, ...]:
-    learned = [column for name, leaf in totals.items() for column in _columns(name, leaf)]
-    return ("step", "frame", "updates", "epsilon", *learned, *probes, "steps_per_second", "memory_mb", "seconds")
+    """Return the columns of metrics.csv."""
+    from_updates = [column for name, leaf in totals.items() for column in _columns(name, leaf)]
+    return ("step", "frame", "updates", "epsilon", *from_updates, *probes, "steps_per_second", "memory_mb", "seconds")
 
 
 def _columns(name: str, leaf: Any) -> list[str]:
@@ -274,7 +286,7 @@ def _columns(name: str, leaf: Any) -> list[str]:
 
 
 def fetch_means(totals: Any, updates: int) -> dict[str, float]:
-    """Fetch the sums once, divide them by the number of updates, and spread vectors over numbered columns."""
+    """Return the means of summed metrics; vectors are spread over numbered columns."""
     fetched = jax.device_get(totals)
     return {
         column: float(value) / updates

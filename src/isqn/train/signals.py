@@ -11,22 +11,22 @@ from typing import Any
 
 @contextmanager
 def stop_on_signals() -> Iterator[Callable[[], bool]]:
-    """Yield a function that says whether a loop is to save and stop; a second Ctrl-C stops at once."""
-    asked = False
+    """Yield a function that returns whether a loop must save and stop; a second Ctrl-C stops at once."""
+    is_requested = False
 
-    def ask(signum: int, _: Any) -> None:
-        nonlocal asked
-        if asked and signum == signal.SIGINT:
+    def request(signum: int, _: Any) -> None:
+        nonlocal is_requested
+        if is_requested and signum == signal.SIGINT:
             raise KeyboardInterrupt
-        asked = True
+        is_requested = True
 
     if threading.current_thread() is not threading.main_thread():
         yield lambda: False
         return
-    wanted = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)  # an ignored signal, as under nohup, stays ignored
-    earlier = {s: signal.signal(s, ask) for s in wanted if signal.getsignal(s) is not signal.SIG_IGN}
+    signals = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)  # an ignored signal, as under nohup, stays ignored
+    old_handlers = {s: signal.signal(s, request) for s in signals if signal.getsignal(s) is not signal.SIG_IGN}
     try:
-        yield lambda: asked
+        yield lambda: is_requested
     finally:
-        for signum, handler in earlier.items():
+        for signum, handler in old_handlers.items():
             signal.signal(signum, handler)

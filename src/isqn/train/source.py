@@ -1,8 +1,9 @@
-"""Which kind of source a folder is, and what was played there."""
+"""Detection of the format and the environment of a dataset folder."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NoReturn
 
 from isqn.data import sources
 from isqn.data.dataset import INDEX, MINARI, read_index, spec_of
@@ -11,47 +12,48 @@ from isqn.envs.adapter import make_environment
 from isqn.envs.registry import full_id
 from isqn.types import EnvSpec, UserError
 
-KINDS = (
+FORMATS = (
     "a dataset of this package (index.json), DQN replay ($store$_observation_ckpt.N.gz), d4rl-atari "
     "(N/observation.gz), RL Unplugged (run_R-NNNNN-of-MMMMM) or Minari (data/metadata.json)"
 )
 
 
 def find_source(folder: Path, env_id: str | None, run: int, checkpoints: int) -> tuple[sources.Source, EnvSpec]:
+    """Return the source in a folder, by the names of its files, and the specification of its environment."""
     if (folder / INDEX).is_file():
         spec = spec_of(read_index(folder))
         if env_id and full_id(env_id) != spec.id:
             raise UserError(f"{folder} is of {spec.id}, not of --env-id {env_id}.")
         return sources.own(folder, checkpoints), spec
     if any(folder.glob("$store$_observation_ckpt.*.gz")):
-        spec = _atari(folder, env_id)
+        spec = _atari_spec(folder, env_id)
         return sources.dopamine(folder, spec), spec
     if any(folder.glob("*/observation.gz")):
-        spec = _atari(folder, env_id)
+        spec = _atari_spec(folder, env_id)
         return sources.d4rl_atari(folder, spec), spec
     if any(folder.glob("run_*-of-*")):
-        spec = _atari(folder, env_id)
+        spec = _atari_spec(folder, env_id)
         source = sources.rl_unplugged(folder, spec, run)
         if not source.parts:
             raise UserError(f"{folder} has no file of --run {run}.")
         return source, spec
     if any((folder / name).is_file() for name in MINARI):
-        env = make_environment(env_id or sources.minari_env_id(folder) or _no_environment(folder))
+        env = make_environment(env_id or sources.minari_env_id(folder) or _refuse_unnamed(folder))
         env.close()
         return sources.minari(folder, env.spec, env.to_frame), env.spec
     if (folder / "dataset" / INDEX).is_file():
         raise UserError(f"{folder} is a run, whose dataset is {folder / 'dataset'}.")
-    raise UserError(f"{folder} is nothing that can be converted; known are {KINDS}.")
+    raise UserError(f"{folder} is nothing that can be converted; known are {FORMATS}.")
 
 
-def _atari(folder: Path, env_id: str | None) -> EnvSpec:
-    """Of the game that is named, or stands in the path, such as Pong."""
+def _atari_spec(folder: Path, env_id: str | None) -> EnvSpec:
+    """Return the specification of the game `env_id`, or of the game in the path, such as Pong."""
     games = {name.removeprefix("ALE/").removesuffix("-v5"): name for name in atari.games()}
-    named = [games[part] for part in reversed(folder.resolve().parts) if part in games]
-    env = make_environment(games.get(env_id or "", env_id) or (named[0] if named else _no_environment(folder)))
+    in_path = [games[part] for part in reversed(folder.resolve().parts) if part in games]
+    env = make_environment(games.get(env_id or "", env_id) or (in_path[0] if in_path else _refuse_unnamed(folder)))
     env.close()
     return env.spec
 
 
-def _no_environment(folder: Path) -> str:
+def _refuse_unnamed(folder: Path) -> NoReturn:
     raise UserError(f"{folder} does not say what was played; name it by --env-id.")

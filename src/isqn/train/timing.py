@@ -1,4 +1,4 @@
-"""How long each part of a host-loop step takes on this machine, and so how long a run will."""
+"""Measured time of each part of a step in the host loop, from which the time of a run is estimated."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from isqn.keys import host_generator
 from isqn.train.functions import Functions, append_held_out, compile_agent, zero_totals
 from isqn.train.play import play
 
-ROWS = 2_000  # of a replay that is only timed
+ROWS = 2_000  # capacity of a replay buffer that is only timed
 
 
 class Timing(NamedTuple):
-    """Median of the seconds of one call, with the quartiles around it."""
+    """Median and quartiles of the seconds of one call."""
 
     median: float
     low: float
@@ -28,20 +28,20 @@ class Timing(NamedTuple):
 
 
 def time_calls(call: Callable[[], object], seconds: float = 1.0, least: int = 5) -> Timing:
-    """Call once to warm up, then again for about `seconds`."""
+    """Time a function: call it once to warm up, then at least `least` times and for about `seconds`."""
     call()
-    taken: list[float] = []
+    durations: list[float] = []
     begin = time.perf_counter()
-    while len(taken) < least or time.perf_counter() - begin < seconds:
+    while len(durations) < least or time.perf_counter() - begin < seconds:
         start = time.perf_counter()
         call()
-        taken.append(time.perf_counter() - start)
-    low, median, high = np.percentile(taken, [25, 50, 75])
+        durations.append(time.perf_counter() - start)
+    low, median, high = np.percentile(durations, [25, 50, 75])
     return Timing(float(median), float(low), float(high))
 
 
 def time_updates(config: Any, agent: Agent, spec: Any, batch: Any, seconds: float) -> float:
-    """Measure the median seconds of an update; `batch` holds shapes and types."""
+    """Return the median seconds of an update; `batch` gives the shapes and types of a batch."""
     call = compile_agent(agent)
     state, totals = call.init(config.seed), zero_totals(agent, config, spec)
     zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), batch)
@@ -63,12 +63,12 @@ class StepTimes(NamedTuple):
     update: Timing
 
     def seconds_per_step(self, config: Any) -> float:
-        """Return the seconds of a step of the loop once it learns."""
-        each = self.environment.median + self.act.median
-        return each + (self.sample.median + self.update.median) / config.update_period
+        """Return the seconds of a step of the loop after learning has started."""
+        interaction = self.environment.median + self.act.median
+        return interaction + (self.sample.median + self.update.median) / config.update_period
 
     def bottleneck(self, config: Any) -> tuple[str, float]:
-        """Return the part that takes most of a step, and its share."""
+        """Return the slowest part of a step, and its share of the step."""
         shares = {
             "environment": self.environment.median,
             "act": self.act.median,
@@ -87,15 +87,15 @@ def measure(
     functions: Functions | None = None,
     seconds: float = 1.0,
 ) -> StepTimes:
-    """Play a little at random, then time each part on its own. `replay` is used up."""
+    """Time each part of a step on its own, after some random steps that fill `replay`."""
     call = functions or compile_agent(agent)
     rng = host_generator(config.seed, "timing")
     state: Any = call.init(config.seed)
     totals: Any = zero_totals(agent, config, env.spec)
 
-    def observe(*seen: Any) -> np.ndarray:
+    def observe(*step: Any) -> np.ndarray:
         nonlocal state
-        state, obs = call.observe(state, *seen)
+        state, obs = call.observe(state, *step)
         return obs
 
     steps = play(config, env, replay, lambda *_: env.spec.random_action(rng), config.seed, observe)
