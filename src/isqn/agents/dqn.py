@@ -153,8 +153,8 @@ def evaluate_pairs(
 ) -> tuple[Values, Values, Params]:
     """Evaluate the online and the target head of each pair at s and s'.
 
-    Returns two `Values` of shape (B, pairs, ...) and the new statistics. Only the online heads at s have a gradient. XLA
-    removes the values that a loss does not use.
+    Returns two `Values` of shape (B, pairs, ...) and the new statistics. Only the online heads at s have a gradient.
+    XLA removes the values that a loss does not use.
     """
 
     def evaluate_both(params: Params) -> tuple[Values, Params]:

@@ -69,7 +69,7 @@ class SacConfig(MovingHeads, Normalisation, PairWeights, Torso, Adam, Replay, In
     head_weight_discount: Annotated[float, AT_LEAST_ZERO] = 0.25
     normalise_observations: bool = True
     acting_rule: Literal["sample", "mean"] = "sample"
-    """How the policy acts: sample an action, or take the mean."""
+    """Action of the policy: a sample, or the mean."""
     updates_per_step: Annotated[int, AT_LEAST_ONE] = 1
     """Gradient steps after each agent step, each on a new batch. Not specified in the paper; SimbaV2: 2."""
     learning_rate_end: Annotated[
@@ -99,7 +99,7 @@ class SacConfig(MovingHeads, Normalisation, PairWeights, Torso, Adam, Replay, In
     policy_loss_statistics: Annotated[Literal["running", "batch"], BatchNormed] = "running"
     """BatchNorm statistics of the critic in the actor loss, which never updates them. Not specified in the paper."""
     policy_value: Literal["weighted-mean", "weighted-sum-over-k", "first", "last"] = "weighted-mean"
-    """How the heads are aggregated in the actor loss: sum of w_k Q_k over the sum of w_k or over K, Q_1, or Q_K."""
+    """Aggregation of the heads in the actor loss: sum of w_k Q_k over the sum of w_k or over K, Q_1, or Q_K."""
     update_order: Literal["policy-first", "critic-first"] = "policy-first"
     """Order within a gradient step. Not specified in the paper; SimbaV2: policy-first; slimSAC: critic-first."""
     project_frozen_heads: Annotated[bool, needs("scheme", "iterated-shared")] = True

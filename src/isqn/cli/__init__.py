@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from isqn import __version__
-from isqn.cli.parse import UsageError, parse_everywhere
+from isqn.cli.parse import UsageError, parse_global_flags
 from isqn.config.fields import nearest
 from isqn.exits import FAILED, INTERRUPTED, KEYBOARD, USAGE
 from isqn.imports import import_all
@@ -21,14 +21,14 @@ from isqn.types import Interrupted, UserError
 
 WELCOME = f"""\
 isqn {__version__}: deep value-based reinforcement learning without the second network.
-  isqn train dqn --env-id isqn/Chain-v0     a problem with known values, in seconds
-  isqn study online-plain --dry-run         a figure of the paper, at a size for this machine
+  isqn train dqn --env-id isqn/Chain-v0     train on a toy problem with known values, in seconds
+  isqn study online-plain --dry-run         plan a figure of the paper, at a size for this machine
   isqn COMMAND --help                       train, resume, study, report, eval, play, data, probe, cost, list, doctor
 The method in ten minutes: src/isqn/schemes.py and src/isqn/losses.py."""
 
 
 def _command(module: str) -> Callable[[list[str]], int]:
-    """Return a command that imports its module when it is called, so that others answer at once."""
+    """Return a command that imports its module when it is called, so that other commands are fast."""
     return lambda args: import_module(f"isqn.cli.{module}").run(args)
 
 
@@ -56,13 +56,13 @@ def main(argv: list[str] | None = None) -> int:
     if argv[0] == "--version":
         print(__version__)
         return 0
-    debug = "--debug" in argv  # also for an error in the command line itself
+    debug = "--debug" in argv  # read here, because parsing may fail
     try:
-        everywhere, words = parse_everywhere(argv)
+        global_flags, words = parse_global_flags(argv)
         command, *rest = words or [""]
         if command not in COMMANDS:
             raise UsageError(f"`isqn {command}` is not known; {nearest(command, COMMANDS)}")
-        import_all(everywhere.imports)
+        import_all(global_flags.imports)
         with _plain_warnings():
             code = COMMANDS[command](rest)
         sys.stdout.flush()
@@ -74,14 +74,12 @@ def main(argv: list[str] | None = None) -> int:
         return USAGE if isinstance(error, UsageError) else FAILED
     except KeyboardInterrupt:
         sys.stdout.flush()
-        os._exit(KEYBOARD)  # an orderly end, with the compiler still at work in a thread, is a segmentation fault
+        os._exit(KEYBOARD)  # a normal exit is a segmentation fault if the compiler still works in a thread
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Interrupted as stop:
-        signal.signal(
-            signal.SIGINT, signal.SIG_IGN
-        )  # everything is saved: another Ctrl-C need not show how Python ends
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is saved; another Ctrl-C must not print a traceback
         _say(f"isqn: {stop}")
         return INTERRUPTED
     except Exception as error:
@@ -102,16 +100,16 @@ def _say(sentence: str) -> None:
 
 @contextmanager
 def _plain_warnings() -> Iterator[None]:
-    """Show warnings of the package as sentences for the user, without a place in the code."""
-    package, elsewhere = str(Path(__file__).parents[1]), warnings.formatwarning
+    """Show the warnings of the package without file and line."""
+    package, default_format = str(Path(__file__).parents[1]), warnings.formatwarning
 
-    def plain(message: Any, category: type[Warning], filename: str, *rest: Any, **more: Any) -> str:
+    def format_plainly(message: Any, category: type[Warning], filename: str, *rest: Any, **more: Any) -> str:
         if category is UserWarning and filename.startswith(package):
             return f"isqn: warning: {message}\n"
-        return elsewhere(message, category, filename, *rest, **more)
+        return default_format(message, category, filename, *rest, **more)
 
-    warnings.formatwarning = plain
+    warnings.formatwarning = format_plainly
     try:
         yield
     finally:
-        warnings.formatwarning = elsewhere
+        warnings.formatwarning = default_format

@@ -1,4 +1,4 @@
-"""`isqn eval RUN_DIR` for a language agent: games of Wordle as boards."""
+"""`isqn eval RUN_DIR` for a language agent: print the boards of its Wordle games."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from isqn.cli.tables import number
 from isqn.types import UserError
 
-MANY_WORDS = 2_500  # for a longer list, the table of all colours takes minutes
+MANY_WORDS = 2_500  # for longer lists, the players by rule take minutes
 
 
 def evaluate(options: Any) -> int:
@@ -33,7 +33,7 @@ def evaluate(options: Any) -> int:
     words = play.load_word_list(config)
     hidden = play.draw_hidden_words(words, options.episodes, options.seed)
     games = play.compile_writer(config).play(state, hidden, options.seed)
-    returns, found = games.returns, play.guess_statistics(games, words)
+    returns, statistics = games.returns, play.guess_statistics(games, words)
     learned_from = record.read_summary(options.run_dir).get("learned_from")
     scripted = {}
     if len(words) <= MANY_WORDS:
@@ -46,7 +46,7 @@ def evaluate(options: Any) -> int:
         "mean_return": float(returns.mean()),
         "std_return": float(returns.std()),
         "win_rate": float(games.solved.mean()),
-        **found,
+        **statistics,
         "players": scripted,
         "learned_from": learned_from,
         "inverse_temperature": config.inverse_temperature,
@@ -58,8 +58,10 @@ def evaluate(options: Any) -> int:
     }
     mean = f"{returns.mean():.2f} ± {returns.std():.2f} over {number(len(returns), 'game', 'games')}"
     line = f"{config.label} on {config.env_id} at step {step:,}, beta {config.inverse_temperature:g}: {mean}"
-    shares = f"{games.solved.mean():.0%} found; of the guesses {found['valid_share']:.0%} of five letters, "
-    shares += f"{found['dictionary_share']:.0%} in the list, {found['consistent_share']:.0%} as the clues allow"
+    shares = f"{games.solved.mean():.0%} found; of the guesses {statistics['valid_share']:.0%} of five letters, "
+    shares += (
+        f"{statistics['dictionary_share']:.0%} in the list, {statistics['consistent_share']:.0%} as the clues allow"
+    )
     lines = [shares, *([f"learned from {learned_from['games']}"] if learned_from else [])]
     if scripted:
         means = f"any word {scripted['random']:.2f}, any that the clues allow {scripted['consistent']:.2f}"
@@ -81,5 +83,5 @@ def evaluate(options: Any) -> int:
 
 
 def use_colour() -> bool:
-    """Return whether the output is a terminal that was not asked to be plain (no-color.org)."""
+    """Return whether the output is a terminal and NO_COLOR is not set (no-color.org)."""
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR")

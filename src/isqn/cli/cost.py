@@ -1,4 +1,4 @@
-"""`isqn cost PRESET`: parameters, FLOPs and bytes of every scheme, without training."""
+"""`isqn cost PRESET`: parameters, FLOPs and memory of every scheme, without training."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from isqn.cli.parse import UsageError, parse
+from isqn.cli.parse import UsageError, arg, parse
 from isqn.cli.tables import table
 from isqn.config.parts import Run
 from isqn.presets import preset_config
@@ -18,17 +18,17 @@ from isqn.presets import preset_config
 
 @dataclass(frozen=True)
 class Cost:
-    """Count parameters, FLOPs of an update and bytes of every scheme under a preset, without training.
+    """Print the parameters, FLOPs of an update and memory of every scheme under a preset, without training.
 
-    For ilql the FLOPs are those of reading a game.
+    For ilql, the FLOPs are those of one pass of a game through all networks.
     """
 
-    preset: tyro.conf.Positional[str] = "atari-cnn-ln"
-    """Preset of the network, batch and replay (`isqn list presets`)."""
-    game: Annotated[str | None, tyro.conf.arg(metavar="GAME")] = None
-    """Atari game, such as Asterix, instead of the preset's."""
-    task: Annotated[str | None, tyro.conf.arg(metavar="TASK")] = None
-    """Task of dm_control, such as dog-walk, instead of the preset's."""
+    preset: Annotated[tyro.conf.Positional[str], arg("[PRESET]")] = "atari-cnn-ln"
+    """Preset of the network, batch and replay buffer (`isqn list presets`)."""
+    game: Annotated[str | None, arg("GAME", "that of the preset")] = None
+    """Atari game, such as Asterix."""
+    task: Annotated[str | None, arg("TASK", "that of the preset")] = None
+    """Task of dm_control, such as dog-walk."""
     json: bool = False
     """Print one JSON object."""
 
@@ -66,12 +66,12 @@ def _config(options: Cost) -> Run:
     config = preset_config(options.preset)
     if options.game and options.task:
         raise UsageError("--game and --task both say what is played; give one of them.")
-    for flag, given, form in (("--game", options.game, "ALE/{}-v5"), ("--task", options.task, "dm_control/{}-v0")):
+    for flag, name, form in (("--game", options.game, "ALE/{}-v5"), ("--task", options.task, "dm_control/{}-v0")):
         kind = form.partition("/")[0]
-        if given and not config.env_id.startswith(kind):
+        if name and not config.env_id.startswith(kind):
             raise UsageError(f"{flag} is for presets of {kind}; {options.preset} is of {config.env_id}.")
-        if given:
-            config = config.replace(env_id=given if given.startswith(kind) else form.format(given))
+        if name:
+            config = config.replace(env_id=name if name.startswith(kind) else form.format(name))
     return config
 
 
@@ -83,13 +83,13 @@ def _rows(config: Any, spec: Any, work: str) -> Iterator[dict[str, Any]]:
     loop = loop_of(config)
     target_based = size(config.replace(scheme="target-based", num_bellman_iterations=1), spec)
     for scheme, k in COMPARED:
-        one = config.replace(scheme=scheme, num_bellman_iterations=k)
-        found = size(one, spec)
-        row = {"label": one.label, **found._asdict(), f"flops_per_{work}": loop.flops(one, spec)}
-        row["kept_parameters"] = found.kept_parameters
-        row["saved_share"] = 1 - found.kept_parameters / target_based.kept_parameters
-        row["saved_share_of_critic"] = 1 - found.kept_critic / target_based.kept_critic
-        row["replay_bytes"] = loop.replay_memory(one, spec).total
+        variant = config.replace(scheme=scheme, num_bellman_iterations=k)
+        its_size = size(variant, spec)
+        row = {"label": variant.label, **its_size._asdict(), f"flops_per_{work}": loop.flops(variant, spec)}
+        row["kept_parameters"] = its_size.kept_parameters
+        row["saved_share"] = 1 - its_size.kept_parameters / target_based.kept_parameters
+        row["saved_share_of_critic"] = 1 - its_size.kept_critic / target_based.kept_critic
+        row["replay_bytes"] = loop.replay_memory(variant, spec).total
         yield row | {"total_bytes": sum(row[f"{part}_bytes"] for part in PARTS)}
 
 

@@ -1,4 +1,4 @@
-"""`isqn data`: datasets collected from an agent, converted, and described."""
+"""`isqn data`: collect, convert and inspect datasets."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from isqn.cli.parse import UsageError, parse, require_at_least_one, require_probability, require_seed
+from isqn.cli.parse import UsageError, arg, parse, require_at_least_one, require_probability, require_seed
 from isqn.cli.tables import number
 from isqn.config.fields import nearest, nearest_path
 from isqn.types import UserError
@@ -21,22 +21,22 @@ from isqn.types import UserError
 
 @dataclass(frozen=True)
 class Collect:
-    """Let a trained agent act, and keep its transitions as a dataset."""
+    """Record a dataset of a trained agent."""
 
-    run_dir: tyro.conf.Positional[Path]
+    run_dir: Annotated[tyro.conf.Positional[Path], arg("RUN_DIR")]
     """Run folder."""
-    out: Annotated[Path, tyro.conf.arg(aliases=["-o"])]
-    """Folder of the dataset. The same command continues one that was stopped."""
+    out: Annotated[Path, arg("FOLDER", aliases=["-o"])]
+    """Folder of the new dataset. If the command is stopped, run it again to resume it."""
     steps: int = 100_000
-    """Number of agent steps, to the end of the last game."""
+    """Minimum number of agent steps; the last game is played to its end."""
     seed: int = 100
     """Seed of the environment and of the agent."""
-    epsilon: Annotated[float | None, tyro.conf.arg(metavar="FLOAT")] = None
-    """Probability of a random action. Default: 0.001, and 0 for a policy."""
+    epsilon: Annotated[float | None, arg("FLOAT", "0.001, or 0 for sac")] = None
+    """Probability of a random action."""
     acting_rule: Literal["auto", "uniform", "episode", "mean", "last", "sample"] = "auto"
-    """Acting head, or how a policy acts. auto: as in training."""
+    """Acting head, or action of the policy. auto: as in training."""
     which: Literal["last", "best"] = "last"
-    """Checkpoint: the newest, or that of the best epoch."""
+    """Checkpoint: the newest, or the one after the best epoch."""
     quiet: bool = False
     """Print nothing but errors."""
 
@@ -57,12 +57,12 @@ def collect(args: Sequence[str]) -> int:
     )
     progress = Progress(options.steps, enabled=not options.quiet)
     with redirect_stdout(sys.stderr), stop_on_signals() as should_stop:
-        went_on = play(
+        has_changed = play(
             agent,
             state,
             env,
             options.out,
-            About(_player(config, step, epsilon), seed=options.seed),
+            About(_policy_name(config, step, epsilon), seed=options.seed),
             steps=options.steps,
             seed=options.seed,
             epsilon=epsilon,
@@ -70,35 +70,35 @@ def collect(args: Sequence[str]) -> int:
             should_stop=should_stop,
             report=lambda step, total: progress.show(step, total, None),
         )
-    return _inspected(options.out, went_on, options.quiet)
+    return _print_description(options.out, has_changed, options.quiet)
 
 
-def _player(config: Any, step: int, epsilon: float) -> str:
+def _policy_name(config: Any, step: int, epsilon: float) -> str:
     return f"{config.label}, seed {config.seed}, at step {step:,}, epsilon {epsilon:g}, {config.acting_rule}"
 
 
 @dataclass(frozen=True)
 class Convert:
-    """Convert the datasets of other software, or take a part of a dataset."""
+    """Convert a dataset of other software, or extract a subset of a dataset."""
 
-    source: tyro.conf.Positional[Path]
-    """Folder of a dataset: isqn, DQN replay (Dopamine or d4rl-atari), RL Unplugged or Minari."""
-    out: Annotated[Path, tyro.conf.arg(aliases=["-o"])]
-    """Folder of the dataset. The same command continues one that was stopped."""
+    source: Annotated[tyro.conf.Positional[Path], arg("SOURCE")]
+    """Folder of a dataset of isqn, DQN replay (Dopamine or d4rl-atari), RL Unplugged or Minari."""
+    out: Annotated[Path, arg("FOLDER", aliases=["-o"])]
+    """Folder of the new dataset. If the command is stopped, run it again to resume it."""
     to: Literal["isqn", "minari"] = "isqn"
-    """Output format; minari converts a dataset of isqn."""
-    env_id: Annotated[str | None, tyro.conf.arg(metavar="ID")] = None
-    """Environment. Default: the one that the source or its path names, such as .../Pong/1."""
+    """Output format; minari needs a dataset of isqn as its source."""
+    env_id: Annotated[str | None, arg("ID", "from the source, or from its path, such as .../Pong/1")] = None
+    """Environment of the source."""
     run: int = 1
-    """For RL Unplugged: number of the run whose files are read."""
+    """For RL Unplugged: number of the run to read."""
     subset: Literal["all", "first", "random-episodes"] = "all"
-    """Subset: the first transitions of each checkpoint (the paper's 10 %), or random episodes."""
+    """Subset: the first transitions of each checkpoint (as the 10 % of the paper), or random episodes."""
     fraction: float = 1.0
     """Fraction of each checkpoint, in (0, 1]."""
     checkpoints: int = 50
-    """For a dataset of isqn: number of parts whose first transitions are taken."""
+    """For a dataset of isqn with --subset first: number of parts that stand for checkpoints."""
     seed: int = 0
-    """Seed of a random subset."""
+    """Seed of --subset random-episodes."""
     quiet: bool = False
     """Print nothing but errors."""
 
@@ -120,14 +120,14 @@ def convert(args: Sequence[str]) -> int:
             f"{options.source} is not a folder{nearest_path(options.source) or '; give that of a dataset.'}"
         )
     if options.to == "minari":
-        return _inspected(options.source, to_minari(options.source, options.out), options.quiet, options.out)
+        return _print_description(options.source, to_minari(options.source, options.out), options.quiet, options.out)
     source, spec = find_source(
         options.source, options.env_id, options.run, options.checkpoints if options.subset == "first" else 1
     )
     total = sum(part.size for part in source.parts)
     progress = Progress(round(total * options.fraction), enabled=not options.quiet)
     with stop_on_signals() as should_stop:
-        went_on = write(
+        has_changed = write(
             source,
             spec,
             options.out,
@@ -137,18 +137,18 @@ def convert(args: Sequence[str]) -> int:
             should_stop=should_stop,
             report=lambda transitions: progress.show(transitions, None, None),
         )
-    return _inspected(options.out, went_on, options.quiet)
+    return _print_description(options.out, has_changed, options.quiet)
 
 
 @dataclass(frozen=True)
 class Inspect:
-    """Describe a dataset, and warn about what looks wrong."""
+    """Print statistics of a dataset, and warnings if something looks wrong."""
 
-    folder: tyro.conf.Positional[Path]
+    folder: Annotated[tyro.conf.Positional[Path], arg("FOLDER")]
     """Folder of a dataset."""
     verify: bool = False
-    """Read every file and compare its checksum."""
-    strip: Annotated[Path | None, tyro.conf.arg(metavar="PATH")] = None
+    """Verify the checksum of every file."""
+    strip: Annotated[Path | None, arg("PATH")] = None
     """Write some frames of the longest episode to this PNG file."""
     json: bool = False
     """Print one JSON object."""
@@ -164,51 +164,51 @@ def inspect_dataset(args: Sequence[str]) -> int:
         print(json.dumps({"damaged": damaged}) if options.json else "\n".join(damaged))
         return 1
     dataset = Dataset.open(options.folder)
-    found = examine(dataset)
+    summary = examine(dataset)
     if options.strip:
         strip(dataset, options.strip)
     if options.json:
-        print(json.dumps(found | ({"damaged": []} if options.verify else {})))
+        print(json.dumps(summary | ({"damaged": []} if options.verify else {})))
         return 0
-    print(*_described(found), sep="\n")
+    print(*_description_lines(summary), sep="\n")
     if options.verify:
         print(f"verified: {number(len(dataset.index['files']), 'file is', 'files are')} as written")
     return 0
 
 
-def _inspected(folder: Path, made: bool, quiet: bool, written: Path | None = None) -> int:
-    """Describe the dataset that a command has made."""
+def _print_description(folder: Path, has_changed: bool, quiet: bool, output: Path | None = None) -> int:
+    """Describe a dataset that a command has written, and print the path of the output."""
     if quiet:
         return 0
     from isqn.data.dataset import Dataset
     from isqn.data.inspect import examine
     from isqn.train.progress import say
 
-    if not made:
-        say(f"{written or folder} was complete; nothing to do.")
-    for line in _described(examine(Dataset.open(folder))):
+    if not has_changed:
+        say(f"{output or folder} was complete; nothing to do.")
+    for line in _description_lines(examine(Dataset.open(folder))):
         say(line)
-    print(written or folder)
+    print(output or folder)
     return 0
 
 
-def _described(found: dict[str, Any]) -> Iterator[str]:
-    how = f", {found['subset']} {found['fraction']:.3g} of {number(found['num_checkpoints'], 'part', 'parts')}"
-    part = "" if found["subset"] == "all" else how
-    source = f", from {found['source']}" if found["source"] else ""
-    yield f"{found['env_id']} ({found['protocol']}), played by {found['policy']}{source}{part}"
-    yield f"{found['transitions']:,} transitions, {number(found['episodes'], 'episode', 'episodes')}, " + (
-        f"{found['terminated']:,} of them to a terminal state"
+def _description_lines(summary: dict[str, Any]) -> Iterator[str]:
+    how = f", {summary['subset']} {summary['fraction']:.3g} of {number(summary['num_checkpoints'], 'part', 'parts')}"
+    part = "" if summary["subset"] == "all" else how
+    source = f", from {summary['source']}" if summary["source"] else ""
+    yield f"{summary['env_id']} ({summary['protocol']}), played by {summary['policy']}{source}{part}"
+    yield f"{summary['transitions']:,} transitions, {number(summary['episodes'], 'episode', 'episodes')}, " + (
+        f"{summary['terminated']:,} of them to a terminal state"
     )
-    size = f"{found['bytes'] / 1e6:,.1f} MB" if found["bytes"] >= 1e5 else f"{found['bytes'] / 1e3:.1f} kB"
-    yield f"{size}, {found['bytes_per_transition']:.1f} bytes a transition"
+    size = f"{summary['bytes'] / 1e6:,.1f} MB" if summary["bytes"] >= 1e5 else f"{summary['bytes'] / 1e3:.1f} kB"
+    yield f"{size}, {summary['bytes_per_transition']:.1f} bytes a transition"
     for name in ("returns", "lengths"):
-        spread = found[name]
+        spread = summary[name]
         middle = f"middle half {spread['quarter']:.6g} to {spread['three_quarters']:.6g}"
         yield f"{name}: mean {spread['mean']:.6g}, {middle}, from {spread['least']:.6g} to {spread['most']:.6g}"
-    if "actions" in found:
-        yield "actions: " + "  ".join(f"{number}: {share:.1%}" for number, share in enumerate(found["actions"]))
-    for note in found["notes"]:
+    if "actions" in summary:
+        yield "actions: " + "  ".join(f"{number}: {share:.1%}" for number, share in enumerate(summary["actions"]))
+    for note in summary["notes"]:
         yield f"note: {note}"
 
 

@@ -1,4 +1,4 @@
-"""`isqn doctor`: versions, devices, and where the time of a step goes."""
+"""`isqn doctor`: print versions, devices, and the time of each part of a step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Doctor:
     """Print versions, devices, and the time of each part of a step under a preset."""
 
     preset: str = "atari-cnn-ln"
-    """Preset whose step is timed."""
+    """Preset whose training step is timed."""
     json: bool = False
     """Print one JSON object."""
 
@@ -24,21 +24,21 @@ def run(args: Sequence[str]) -> int:
     options = parse(Doctor, args, "isqn doctor")
     from isqn.train.doctor import examine
 
-    found = examine(preset_config(options.preset))
+    report = examine(preset_config(options.preset))
     if options.json:
-        print(json.dumps({"preset": options.preset, **found}))
+        print(json.dumps({"preset": options.preset, **report}))
         return 0
     for name in ("python", "platform", "device", "cores", "memory_gb", "xla_flags"):
-        print(f"{name:12s} {found[name]}")
-    for name, number in found["versions"].items():
+        print(f"{name:12s} {report[name]}")
+    for name, number in report["versions"].items():
         print(f"{name:12s} {number}")
-    for name, state in found["extras"].items():
+    for name, state in report["extras"].items():
         print(f"{'[' + name + ']':12s} {state}")
-    if found["problem"]:
-        print(found["problem"])
+    if report["problem"]:
+        print(report["problem"])
         return 0
     print(f"\none step of preset {options.preset}, in ms (median, and the middle half of the calls):")
-    for part, (median, low, high) in found["milliseconds"].items():
+    for part, (median, low, high) in report["milliseconds"].items():
         print(f"{part:12s} {median:9.3f}   {low:.3f} to {high:.3f}")
-    print(found["verdict"])
+    print(report["verdict"])
     return 0

@@ -1,4 +1,4 @@
-"""`isqn eval RUN_DIR`: play with a trained agent and print its returns."""
+"""`isqn eval RUN_DIR`: evaluate a trained agent, and print its returns."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from typing import Annotated, Literal
 import tyro
 
 from isqn.agents.registry import find_agent
-from isqn.cli.parse import parse, require_at_least_one, require_beta, require_probability, require_seed
+from isqn.cli.parse import arg, parse, require_at_least_one, require_beta, require_probability, require_seed
 from isqn.cli.tables import number
 from isqn.types import UserError
 
 
 @dataclass(frozen=True)
 class Eval:
-    """Play with a trained agent and print its returns."""
+    """Evaluate a trained agent, and print its returns."""
 
-    run_dir: tyro.conf.Positional[Path]
+    run_dir: Annotated[tyro.conf.Positional[Path], arg("RUN_DIR")]
     """Run folder."""
     episodes: int = 10
     """Number of games."""
     seed: int = 100
     """Seed of the environment and of the agent."""
-    epsilon: Annotated[float | None, tyro.conf.arg(metavar="FLOAT")] = None
-    """Probability of a random action. Default: 0.001, and 0 for a policy. Not for ilql."""
+    epsilon: Annotated[float | None, arg("FLOAT", "0.001, or 0 for sac")] = None
+    """Probability of a random action. Not for ilql."""
     acting_rule: Literal["auto", "uniform", "episode", "mean", "last", "sample", "greedy"] = "auto"
-    """Acting head, or how a policy acts. auto: as in training, but for sac the mean of the policy."""
+    """Acting head, or action of the policy. auto: as in training, but for sac the mean of the policy."""
     which: Literal["last", "best"] = "last"
-    """Checkpoint: the newest, or that of the best epoch."""
-    beta: Annotated[float | None, tyro.conf.arg(metavar="FLOAT")] = None
-    """For ilql: inverse temperature of the values. Default: as in training; 0 decodes by the policy alone."""
-    html: Annotated[Path | None, tyro.conf.arg(metavar="PATH")] = None
-    """For ilql: also write the boards of all games to this page."""
+    """Checkpoint: the newest, or the one after the best epoch."""
+    beta: Annotated[float | None, arg("FLOAT", "as in training")] = None
+    """For ilql: inverse temperature of the values; 0 decodes by the policy alone."""
+    html: Annotated[Path | None, arg("PATH")] = None
+    """For ilql: also write the boards of all games to this HTML file."""
     capture_video: bool = False
     """Record the first game to RUN_DIR/videos."""
     json: bool = False
@@ -79,7 +79,7 @@ def _evaluate(options: Eval) -> int:
     )
     video = options.run_dir / "videos" / f"step-{step}-seed-{options.seed}.mp4" if options.capture_video else None
     with redirect_stdout(sys.stderr):
-        played = evaluate(
+        results = evaluate(
             agent,
             state,
             env,
@@ -89,7 +89,7 @@ def _evaluate(options: Eval) -> int:
             max_episode_steps=config.max_episode_steps,
             video=video,
         )
-    returns = np.array([episode.episodic_return for episode in played])
+    returns = np.array([episode.episodic_return for episode in results])
     if options.json:
         summary = {
             "env_id": env.spec.id,
@@ -100,14 +100,14 @@ def _evaluate(options: Eval) -> int:
             "std_return": float(returns.std()),
             "epsilon": epsilon,
             "acting_rule": config.acting_rule,
-            "episodes": [{"seed": e.seed, "return": e.episodic_return, "length": e.length} for e in played],
+            "episodes": [{"seed": e.seed, "return": e.episodic_return, "length": e.length} for e in results],
             "video": str(video) if video else None,
         }
         print(json.dumps(summary))
         return 0
-    for episode in played:
+    for episode in results:
         print(f"return {episode.episodic_return:10.2f}   length {episode.length:6d}   seed {episode.seed}")
-    mean = f"{returns.mean():.2f} ± {returns.std():.2f} over {number(len(played), 'game', 'games')}"
+    mean = f"{returns.mean():.2f} ± {returns.std():.2f} over {number(len(results), 'game', 'games')}"
     print(f"{config.label} on {env.spec.id} at step {step:,}: {mean}")
     if video:
         print(video)

@@ -1,15 +1,16 @@
-"""`isqn list`: environments, presets, studies, schemes, losses and agents."""
+"""`isqn list`: list environments, presets, studies, schemes, losses or agents."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import tyro
 
 from isqn.agents.registry import agent_names, find_agent
-from isqn.cli.parse import UsageError, parse
+from isqn.cli.parse import UsageError, arg, parse
 from isqn.cli.tables import number, table
 from isqn.config.fields import nearest
 from isqn.losses import LOSSES
@@ -20,12 +21,12 @@ LISTS = ("envs", "presets", "studies", "schemes", "losses", "agents")
 
 @dataclass(frozen=True)
 class List:
-    """List what the package has."""
+    """List the environments, presets, studies, schemes, losses or agents of the package."""
 
-    what: tyro.conf.Positional[str]
+    what: Annotated[tyro.conf.Positional[str], arg("LIST")]
     """One of envs, presets, studies, schemes, losses or agents."""
     json: bool = False
-    """Print JSON."""
+    """Print a JSON list."""
 
 
 def run(args: Sequence[str]) -> int:

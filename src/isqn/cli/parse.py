@@ -1,4 +1,4 @@
-"""Parsing by tyro. Its structured errors become one sentence each: what was given, what is allowed, which flag."""
+"""Parsing of the command line by tyro, with error messages of one sentence: what was given, what is allowed."""
 
 from __future__ import annotations
 
@@ -18,16 +18,18 @@ from isqn.types import UserError
 
 Options = TypeVar("Options")
 
-HELP_ENDING = "With any command, --debug shows the traceback of an error, and --import FILE imports code of your own."
+HELP_ENDING = (
+    "Every command also takes --debug, to show the traceback of an error, and --import FILE, to import your code."
+)
 EMPTY = "is empty; give it a value, or leave it out."
 
 
 class UsageError(UserError):
-    """A command line that cannot be read."""
+    """Error in the command line itself."""
 
 
 @dataclass(frozen=True)
-class Everywhere:
+class GlobalFlags:
     """Flags of every command."""
 
     debug: bool = False
@@ -36,18 +38,24 @@ class Everywhere:
     """Python file or module to import first; may be repeated."""
 
 
-def parse_everywhere(args: Sequence[str]) -> tuple[Everywhere, list[str]]:
+def arg(metavar: str, default: str = "", aliases: Sequence[str] = ()) -> Any:
+    """Return the annotation of a flag whose default is described in words; `metavar` is the value in its help."""
+    hint = f"(default: {default})" if default else None
+    return tyro.conf.arg(metavar=metavar, aliases=list(aliases) or None, help_behavior_hint=hint)
+
+
+def parse_global_flags(args: Sequence[str]) -> tuple[GlobalFlags, list[str]]:
     """Return the flags of every command, and the rest of the command line."""
-    return _parse(Everywhere, args, "isqn", return_unknown_args=True, add_help=False)
+    return _parse(GlobalFlags, args, "isqn", return_unknown_args=True, add_help=False)
 
 
 def parse_some(kind: type[Options], args: Sequence[str], prog: str) -> Options:
-    """Return the flags of `kind`, and leave all others to a later parse."""
+    """Return the flags of `kind`; all others are ignored."""
     return _parse(kind, args, prog, return_unknown_args=True, add_help=False)[0]  # type: ignore[no-any-return]
 
 
 def parse(kind: Any, args: Sequence[str], prog: str, default: Any = None, agent: str = "") -> Any:
-    """Return the whole command line; `agent` is the one whose settings are flags here."""
+    """Return the parsed command line of a command; `agent` is the agent whose settings are flags."""
     settings: dict[str, Any] = {} if default is None else {"default": default}
     description = f"{inspect.getdoc(get_origin(kind) or kind)}\n\n{HELP_ENDING}"
     _require_values_once(kind, args, prog, may_be_empty=bool(agent))  # --hidden-sizes alone: no hidden layer
@@ -63,30 +71,30 @@ def _parse(kind: Any, args: Sequence[str], prog: str, *, agent: str = "", **sett
 
 
 def _require_values_once(kind: Any, args: Sequence[str], prog: str, may_be_empty: bool) -> None:
-    """Refuse what tyro takes in silence: an empty value, and a list that is given twice or without values."""
+    """Refuse an empty value, and a list that is given twice or without values, which tyro accepts."""
     types = flags(kind)
     lists = [name for name, hint in types.items() if get_origin(hint) is tuple]
-    given: set[str] = set()
+    lists_given: set[str] = set()
     for before, word, after in zip(("", *args), args, (*args[1:], "--"), strict=False):
         name, equals, value = word.partition("=")
         name = name.replace("_", "-")
         if word == "" or (equals and not value and word.startswith("--")):
             takes_value = before.startswith("-") and types.get(before.replace("_", "-")) is not bool
-            what = name if equals else before if takes_value else f"An argument of `{prog}`"
-            raise UsageError(f"{what} {EMPTY}")
+            subject = name if equals else before if takes_value else f"An argument of `{prog}`"
+            raise UsageError(f"{subject} {EMPTY}")
         if name in lists:
-            if name in given:
+            if name in lists_given:
                 raise UsageError(f"{name} is given twice; give all its values after one {name}.")
             if not equals and after.startswith("--") and not may_be_empty:
                 raise UsageError(f"{name} needs a value.")
-            given.add(name)
+            lists_given.add(name)
 
 
 def _refuse(event: tyro_errors.ParseErrorEvent, kind: Any, args: list[str], prog: str, agent: str) -> NoReturn:
-    """Raise the sentence for an error of tyro."""
+    """Raise a `UsageError` for an error of tyro."""
     match event:
         case tyro_errors.UnrecognizedArgs():
-            raise UsageError(_unrecognised(event.tokens, kind, args, prog, agent))
+            raise UsageError(_describe_unrecognised(event.tokens, kind, args, prog, agent))
         case tyro_errors.InvalidChoice():
             choices = _choices(event.argument.field.type_stripped) or event.choices
             raise UsageError(f"{_flag_of(event.argument, args)} is {event.value!r}; {nearest(event.value, choices)}")
@@ -96,20 +104,20 @@ def _refuse(event: tyro_errors.ParseErrorEvent, kind: Any, args: list[str], prog
                 f"{_flag_of(event.argument, args)} needs a value{': ' * bool(choices)}{', '.join(choices)}."
             )
         case tyro_errors.InstantiationFailure() if event.argument is not None:
-            raise UsageError(_bad_value(event.argument, event.message, args))
+            raise UsageError(_describe_bad_value(event.argument, event.message, args))
         case tyro_errors.MissingArgs():
             arguments = [missing.arg for missing in event.missing_arguments]
-            raise UsageError(" ".join(_missing(argument, prog, args) for argument in arguments[:1]))
+            raise UsageError(" ".join(_describe_missing(argument, prog, args) for argument in arguments[:1]))
     raise UsageError(f"`{prog}` cannot read this command line; `{prog} --help` explains it.")
 
 
 def _choices(hint: Any) -> list[str]:
-    """Return the choices of a type in their order, without None, which is as good as leaving the flag out."""
-    literals = [one for one in (hint, *get_args(hint)) if get_origin(one) is Literal]
-    return [str(choice) for one in literals for choice in get_args(one)]
+    """Return the choices of a type in their order. None is left out, because it means to leave out the flag."""
+    literals = [member for member in (hint, *get_args(hint)) if get_origin(member) is Literal]
+    return [str(choice) for literal in literals for choice in get_args(literal)]
 
 
-def _unrecognised(tokens: list[str], kind: Any, args: list[str], prog: str, agent: str) -> str:
+def _describe_unrecognised(tokens: list[str], kind: Any, args: list[str], prog: str, agent: str) -> str:
     names = [token.partition("=")[0].replace("_", "-") for token in tokens if token.startswith("--")]
     if names:
         foreign = foreign_setting(names[0][2:].replace("-", "_"), agent) if agent else ""
@@ -124,8 +132,8 @@ def _unrecognised(tokens: list[str], kind: Any, args: list[str], prog: str, agen
     return f"`{prog}` has no place for {tokens[0]!r}; `{prog} --help` explains it."
 
 
-def _bad_value(argument: Any, message: str, args: list[str]) -> str:
-    """Return the sentence for a value of the wrong type, which stands in quotes in the message of its parser."""
+def _describe_bad_value(argument: Any, message: str, args: list[str]) -> str:
+    """Return the message for a value of the wrong type, which the message of its parser contains in quotes."""
     hint = argument.field.type_stripped
     kinds = (hint, *get_args(hint))
     for value in re.findall(r"'([^']*)'", message):
@@ -138,14 +146,14 @@ def _bad_value(argument: Any, message: str, args: list[str]) -> str:
     return f"{_flag_of(argument, args)} cannot be read: {message.rstrip('.')}."
 
 
-def _missing(argument: Any, prog: str, args: list[str]) -> str:
+def _describe_missing(argument: Any, prog: str, args: list[str]) -> str:
     if argument.is_positional():
         return f"`{prog}` needs an argument: {argument.field.extern_name.replace('_', '-').upper()}."
     return f"`{prog}` needs {_flag_of(argument, args)}."
 
 
 def _flag_of(argument: Any, args: list[str]) -> str:
-    """Return the flag as it was given, for one that has several names."""
+    """Return the flag of an argument; if it has several names, the one that was given."""
     names = [str(name).replace("_", "-") for name in argument.lowered.name_or_flags]
     given = {word.partition("=")[0].replace("_", "-") for word in args}
     if not names:
@@ -154,30 +162,30 @@ def _flag_of(argument: Any, args: list[str]) -> str:
 
 
 def flags(kind: Any) -> dict[str, Any]:
-    """Return every flag of a command, with its type."""
-    found: dict[str, Any] = {}
+    """Return every flag of a command with its type."""
+    types: dict[str, Any] = {}
     arguments = dict(zip(getattr(get_origin(kind), "__parameters__", ()), get_args(kind), strict=False))
     for name, hint in get_type_hints(get_origin(kind) or kind, include_extras=True).items():
         marks = getattr(hint, "__metadata__", ()) if get_origin(hint) is Annotated else ()
         plain = get_args(hint)[0] if marks else hint
         plain = arguments.get(plain, plain)
         if is_dataclass(plain):
-            found |= flags(plain)
+            types |= flags(plain)
         elif name in {field.name for field in dataclass_fields(get_origin(kind) or kind)}:
             renamed = [mark.name for mark in marks if getattr(mark, "name", None)]
             aliases = [alias for mark in marks for alias in getattr(mark, "aliases", None) or ()]
             names = [*aliases, *map(flag, renamed or [name])]
-            names += [f"--no-{known[2:]}" for known in names if plain is bool]
-            found |= dict.fromkeys(names, plain)
-    return found
+            names += [f"--no-{name[2:]}" for name in names if plain is bool]
+            types |= dict.fromkeys(names, plain)
+    return types
 
 
-# -- values that several commands check
+# -- checks of values that several commands take
 
 
-def require_choice(what: str, value: str, choices: Sequence[str]) -> None:
+def require_choice(flag: str, value: str, choices: Sequence[str]) -> None:
     if value not in choices:
-        raise UsageError(f"{what} is {value!r}; {nearest(value, choices)}")
+        raise UsageError(f"{flag} is {value!r}; {nearest(value, choices)}")
 
 
 def require_at_least_one(name: str, value: int) -> None:

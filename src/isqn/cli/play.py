@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import tyro
 
 from isqn.cli.boards import use_colour
-from isqn.cli.parse import parse, require_at_least_one, require_beta, require_seed
+from isqn.cli.parse import arg, parse, require_at_least_one, require_beta, require_seed
 from isqn.cli.tables import table
 
 
@@ -19,18 +19,18 @@ from isqn.cli.tables import table
 class Play:
     """Show the guesses of a trained Wordle agent, with its top alternatives and their values."""
 
-    run_dir: tyro.conf.Positional[Path]
+    run_dir: Annotated[tyro.conf.Positional[Path], arg("RUN_DIR")]
     """Run folder of `isqn train ilql`."""
-    word: tyro.conf.Positional[str]
+    word: Annotated[tyro.conf.Positional[str], arg("WORD")]
     """Hidden word of five letters."""
     top: int = 5
     """Number of alternatives shown at each turn."""
-    beta: Annotated[float | None, tyro.conf.arg(metavar="FLOAT")] = None
-    """Inverse temperature of the values. Default: as in training; 0 decodes by the policy alone."""
+    beta: Annotated[float | None, arg("FLOAT", "as in training")] = None
+    """Inverse temperature of the values; 0 decodes by the policy alone."""
     acting_rule: Literal["auto", "greedy", "sample"] = "auto"
     """Decoding. auto: as in training."""
     which: Literal["last", "best"] = "last"
-    """Checkpoint: the newest, or that of the best epoch."""
+    """Checkpoint: the newest, or the one after the best epoch."""
     seed: int = 100
     """Seed of the sampled tokens."""
     json: bool = False

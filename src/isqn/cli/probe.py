@@ -8,29 +8,29 @@ from collections.abc import Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import tyro
 
-from isqn.cli.parse import parse, require_at_least_one, require_choice, require_seed
+from isqn.cli.parse import arg, parse, require_at_least_one, require_choice, require_seed
 
 METRICS = ("effective-rank", "dormant", "target-churn", "gradient-cosine", "head-cosine", "batch-norm")
 
 
 @dataclass(frozen=True)
 class Probe:
-    """Measure what a trained network represents and how its targets move (the paper's analysis)."""
+    """Measure the paper's probes of a trained network: feature rank, dormant units, target churn, gradient cosines."""
 
-    run_dir: tyro.conf.Positional[Path]
+    run_dir: Annotated[tyro.conf.Positional[Path], arg("RUN_DIR")]
     """Run folder."""
-    metric: tuple[str, ...] = ()
-    """Metrics: effective-rank, dormant, target-churn, gradient-cosine, head-cosine, batch-norm. Default: all."""
+    metric: Annotated[tuple[str, ...], arg("METRIC ...", "all that the agent has")] = ()
+    """Metrics: effective-rank, dormant, target-churn, gradient-cosine, head-cosine, batch-norm."""
     which: Literal["last", "best"] = "last"
-    """Checkpoint: the newest, or that of the best epoch."""
+    """Checkpoint: the newest, or the one after the best epoch."""
     samples: int = 2048
-    """Number of states, from fresh games of the agent."""
+    """Number of states, from new games of the agent."""
     updates: int = 100
-    """Number of updates over which churn and cosines are averaged; they are discarded."""
+    """Number of gradient steps over which churn and cosines are averaged; the trained agent is not changed."""
     seed: int = 100
     """Seed of the games."""
     json: bool = False
@@ -47,12 +47,12 @@ def run(args: Sequence[str]) -> int:
     from isqn.analysis.probe import probe_run
 
     with redirect_stdout(sys.stderr):
-        found = probe_run(
+        values = probe_run(
             options.run_dir, options.metric, options.which, options.samples, options.updates, options.seed
         )
     if options.json:
-        print(json.dumps(found))
+        print(json.dumps(values))
     else:
-        for name, value in found.items():
+        for name, value in values.items():
             print(f"{name:24s} {value:.6g}" if isinstance(value, float) else f"{name:24s} {value}")
     return 0

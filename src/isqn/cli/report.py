@@ -10,33 +10,33 @@ from typing import Annotated, Literal
 
 import tyro
 
-from isqn.cli.parse import parse
+from isqn.cli.parse import arg, parse
 from isqn.cli.tables import table
 from isqn.types import UserError
 
 
 @dataclass(frozen=True)
 class Report:
-    """Write statistics, figures and one self-contained page from runs."""
+    """Write statistics, figures and one self-contained page about runs."""
 
-    folder: tyro.conf.Positional[Path]
-    """Folder of a study, or any folder with runs below it."""
-    out: Annotated[Path | None, tyro.conf.arg(aliases=["-o"], metavar="PATH")] = None
-    """Output folder. Default: FOLDER/report."""
-    baseline: Annotated[str | None, tyro.conf.arg(metavar="METHOD")] = None
-    """Baseline: the method whose score is 1, such as TB-DQN."""
+    folder: Annotated[tyro.conf.Positional[Path], arg("FOLDER")]
+    """Folder of a study, or any folder with runs in it."""
+    out: Annotated[Path | None, arg("PATH", "FOLDER/report", ["-o"])] = None
+    """Output folder."""
+    baseline: Annotated[str | None, arg("METHOD", "that of the study, or a target-based method")] = None
+    """Baseline, the method whose score is 1, such as TB-DQN."""
     missing: Literal["fail", "drop", "truncate"] = "fail"
-    """Missing or unfinished runs: refuse, drop their seeds, or truncate all runs to the shortest."""
+    """Missing or unfinished runs: refuse them, drop their seeds, or truncate all runs to the shortest."""
     pool_protocols: bool = False
     """Compare runs of different protocols."""
-    figure: tuple[str, ...] = ()
-    """Figures to write as files, such as auc or curves. Default: all; the page always has all."""
+    figure: Annotated[tuple[str, ...], arg("FIGURE ...", "all")] = ()
+    """Figures to write as files, such as auc or curves; the page always has all of them."""
     watch: bool = False
-    """Update the page while runs are going on."""
+    """Update the page regularly while runs are training."""
     every: float = 30.0
     """Seconds between updates with --watch."""
     json: bool = False
-    """Print the headline as JSON."""
+    """Print the main result as JSON."""
 
 
 def run(args: Sequence[str]) -> int:
@@ -49,7 +49,7 @@ def run(args: Sequence[str]) -> int:
         raise UserError(f"--every is {options.every:g}; it must be a number of seconds above 0.")
     rules = write.Options(options.missing, options.pool_protocols)
     if options.watch:
-        say(f"{out / 'index.html'} is made anew every {options.every:g} s; Ctrl-C ends it")
+        say(f"{out / 'index.html'} is updated every {options.every:g} s; Ctrl-C ends it")
         write.watch(options.folder, out, rules, options.baseline, options.every)
     made = write.write(options.folder, out, rules, options.baseline, options.figure)
     headline = made.headline

@@ -1,4 +1,4 @@
-"""`isqn resume RUN_DIR`: go on with a run where it stopped."""
+"""`isqn resume RUN_DIR`: resume a run where it stopped."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ from collections.abc import Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import tyro
 
-from isqn.cli.parse import parse
+from isqn.cli.parse import arg, parse
 
 
 @dataclass(frozen=True)
 class Resume:
-    """Go on with a run where it stopped."""
+    """Resume a run where it stopped."""
 
-    run_dir: tyro.conf.Positional[Path]
+    run_dir: Annotated[tyro.conf.Positional[Path], arg("RUN_DIR")]
     """Run folder."""
     quiet: bool = False
     """Print nothing but errors."""
@@ -28,7 +29,7 @@ def run(args: Sequence[str]) -> int:
     from isqn.train import run as runs
 
     with redirect_stdout(sys.stderr):
-        went_on = runs.resume(options.run_dir, quiet=options.quiet)
-    if not went_on and not options.quiet:
+        was_unfinished = runs.resume(options.run_dir, quiet=options.quiet)
+    if not was_unfinished and not options.quiet:
         print(f"{options.run_dir} had finished; nothing to do.", file=sys.stderr)
     return 0

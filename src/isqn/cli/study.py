@@ -15,7 +15,7 @@ import tyro
 
 from isqn.agents.registry import find_agent
 from isqn.cli import report
-from isqn.cli.parse import parse
+from isqn.cli.parse import arg, parse
 from isqn.cli.tables import table
 from isqn.imports import IMPORTED
 from isqn.study.worker import SEEDS_PER_JOB
@@ -27,38 +27,38 @@ from isqn.types import UserError
 class StudyRun:
     """Train the missing runs of a study, and write its report."""
 
-    name: tyro.conf.Positional[str]
-    """Study of the paper (`isqn list studies`), or a file such as mine.toml."""
-    scale: Annotated[Literal["mini", "paper"] | None, tyro.conf.arg(metavar="{mini,paper}")] = None
-    """Scale: the paper's grid, or the same question at a size for two cores. Default: mini."""
-    out: Annotated[Path | None, tyro.conf.arg(metavar="PATH")] = None
-    """Folder of the study. Default: studies/NAME-SCALE."""
-    tasks: tuple[str, ...] = ()
-    """Only these environments of the study."""
-    seeds: tuple[int, ...] = ()
-    """These seeds instead of those of the study."""
+    name: Annotated[tyro.conf.Positional[str], arg("NAME")]
+    """Study of the paper (`isqn list studies`), or a study file such as mine.toml."""
+    scale: Annotated[Literal["mini", "paper"] | None, arg("{mini,paper}", "mini")] = None
+    """Size of the study: that of the paper (paper), or small enough for two cores (mini)."""
+    out: Annotated[Path | None, arg("PATH", "studies/NAME-SCALE")] = None
+    """Folder of the study."""
+    tasks: Annotated[tuple[str, ...], arg("ENV_ID ...", "all of the study")] = ()
+    """Environments to train in."""
+    seeds: Annotated[tuple[int, ...], arg("INT ...", "those of the study")] = ()
+    """Seeds to train."""
     engine: Literal["local", "ray", "slurm"] = "local"
-    """Engine: processes of this machine, Ray, or SLURM."""
-    workers: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
-    """Number of parallel jobs. Default: one per GPU or core of this machine; a cluster decides itself."""
+    """Where the jobs run: in processes of this machine, on Ray, or on SLURM."""
+    workers: Annotated[int | None, arg("INT", "one per GPU or core of this machine; a cluster decides itself")] = None
+    """Number of parallel jobs."""
     seeds_per_job: int = SEEDS_PER_JOB
     """Number of seeds trained in one program, if the environment is written in JAX."""
-    address: Annotated[str | None, tyro.conf.arg(metavar="HOST:PORT")] = None
-    """Address of a Ray cluster, which decides how many jobs run at once. Default: Ray is started here."""
+    address: Annotated[str | None, arg("HOST:PORT", "Ray is started on this machine")] = None
+    """Address of a Ray cluster, which decides how many jobs run at once."""
     gpus: float = 0.0
-    """Number of GPUs of a Ray job."""
+    """Number of GPUs per Ray job."""
     hosts: int = 1
     """Number of hosts per ILQL run, with --engine ray or slurm."""
     cluster: Literal["slurm", "local"] = "slurm"
-    """local tries the SLURM engine on a machine without SLURM."""
-    slurm: tuple[str, ...] = ()
-    """Settings of submitit, as KEY=VALUE: slurm_partition=cpu timeout_min=600."""
+    """Cluster of the SLURM engine; local runs its jobs on this machine, without SLURM, as a test."""
+    slurm: Annotated[tuple[str, ...], arg("KEY=VALUE ...")] = ()
+    """Settings of submitit, such as slurm_partition=cpu timeout_min=600."""
     dry_run: bool = False
-    """List the runs with their parameters, memory and time; train nothing."""
+    """Do not train; list the runs with their parameters, memory and time."""
     show: bool = False
-    """Print the study as a file."""
+    """Do not train; print the study as a TOML file."""
     report: bool = True
-    """Write the report when all is trained; it needs the extra `report`."""
+    """Write the report after training; this needs `pip install "isqn[report]"`."""
     quiet: bool = False
     """Print nothing but errors."""
 
@@ -72,21 +72,21 @@ def run(args: Sequence[str]) -> int:
     if options.name.endswith(".toml"):
         if options.scale:
             raise UserError(f"--scale is for the studies of the paper; {options.name} says its own sizes.")
-        asked = read_study(Path(options.name))
+        study = read_study(Path(options.name))
     elif (Path(options.name) / "study.toml").is_file():
         file = Path(options.name) / "study.toml"
         raise UserError(f"{options.name} is a folder; `isqn study {file} --out {options.name}` goes on with its study.")
     else:
-        asked = find_study(options.name, options.scale or "mini")
-    asked = asked.only(options.tasks, options.seeds).with_imports(imported)
+        study = find_study(options.name, options.scale or "mini")
+    study = study.only(options.tasks, options.seeds).with_imports(imported)
     if options.show:
-        print(to_toml(asked), end="")
+        print(to_toml(study), end="")
         return 0
     from isqn.study import drive, engines
     from isqn.train.progress import count, say
 
     engines.require_flags(options.engine, options.address, options.gpus, options.cluster, options.slurm, options.hosts)
-    if options.hosts > 1 and find_agent(asked.agent).actions != "tokens":
+    if options.hosts > 1 and find_agent(study.agent).actions != "tokens":
         raise UserError(f"--hosts is {options.hosts}; only runs of `isqn train ilql` are trained by several together.")
     for name in ("workers", "seeds_per_job", "hosts"):
         value = getattr(options, name)
@@ -94,16 +94,16 @@ def run(args: Sequence[str]) -> int:
             raise UserError(f"--{name.replace('_', '-')} is {value}; it must be at least 1.")
     out = options.out
     if out is None and not (options.tasks or options.seeds):
-        out = Path("studies") / slug(f"{asked.name}-{asked.scale}")
+        out = Path("studies") / slug(f"{study.name}-{study.scale}")
     if options.dry_run:
-        return _dry_run(asked, out, options.workers or engines.default_workers(), options.seeds_per_job)
+        return _dry_run(study, out, options.workers or engines.default_workers(), options.seeds_per_job)
     if out is None:
         raise UserError("--tasks and --seeds make another study; give it a folder of its own by --out.")
     if options.report:
         from isqn.report import write
 
         write.require_libraries()
-    with redirect_stdout(sys.stderr):  # ours is for the result, whatever an engine prints
+    with redirect_stdout(sys.stderr):  # an engine may print; standard output is for the result
         engine = engines.make(
             options.engine,
             out,
@@ -114,7 +114,7 @@ def run(args: Sequence[str]) -> int:
             options.slurm,
             options.hosts,
         )
-        outcome = drive.train(asked, out, engine, seeds_per_job=options.seeds_per_job, quiet=options.quiet)
+        outcome = drive.train(study, out, engine, seeds_per_job=options.seeds_per_job, quiet=options.quiet)
     if not options.quiet:
         say(f"{outcome.finished} of {outcome.total} runs are there")
     if outcome.failed:
@@ -129,14 +129,14 @@ def run(args: Sequence[str]) -> int:
         return report.run([str(out)])
 
 
-def _dry_run(asked: Any, out: Path | None, workers: int, seeds_per_job: int) -> int:
+def _dry_run(study: Any, out: Path | None, workers: int, seeds_per_job: int) -> int:
     from isqn.study import drive
     from isqn.train.progress import count, duration
 
     rows: list[tuple[str, ...]] = []
-    with redirect_stdout(sys.stderr), TemporaryDirectory() as empty:  # what it would be for a part of a study
-        planned, seconds = drive.estimate(asked, out or Path(empty), workers, seeds_per_job)
-        logs = drive.datasets_to_log(asked, out or Path(empty), seeds_per_job) if asked.datasets else []
+    with redirect_stdout(sys.stderr), TemporaryDirectory() as empty:  # a part of a study needs no --out here
+        planned, seconds = drive.estimate(study, out or Path(empty), workers, seeds_per_job)
+        logs = drive.datasets_to_log(study, out or Path(empty), seeds_per_job) if study.datasets else []
     for row in planned:
         rows.append(
             (
@@ -152,9 +152,9 @@ def _dry_run(asked: Any, out: Path | None, workers: int, seeds_per_job: int) -> 
         )
     header = ("task", "method", "runs", "to train", "steps", "parameters", "GB a job", "time of its jobs")
     print(*table(header, rows), sep="\n")
-    runs, left = sum(row.runs for row in planned), sum(row.to_do for row in planned)
+    runs, runs_left = sum(row.runs for row in planned), sum(row.to_do for row in planned)
     time = f"about {duration(seconds)} with {count(workers, 'worker')} on this machine"
-    print(f"{left} of {runs} runs to train{f' in {out}' if out else ''}: {time}.")
+    print(f"{runs_left} of {runs} runs to train{f' in {out}' if out else ''}: {time}.")
     if logs:
         print(f"Before that, {count(len(logs), 'dataset')} to log, whose time is not counted.")
     return 0

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Yield the lines of a table whose columns are as wide as they must be; with a header, numbers are to the right."""
+    """Yield the lines of a table; with a header, all columns but the first are right-aligned."""
     lines = [header, *rows] if header else rows
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
     for line in lines:
@@ -18,4 +18,5 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]
 
 
 def number(count: int, one: str, many: str) -> str:
+    """Return a number with its noun in the singular or the plural."""
     return f"{count:,} {one if count == 1 else many}"

@@ -1,4 +1,4 @@
-"""`isqn train AGENT`: train a run, or several seeds of it in one program."""
+"""`isqn train AGENT`: train an agent, or several seeds of it in one program."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Annotated, Any, Generic, TypeVar
 import tyro
 
 from isqn.agents.registry import agent_names, config_class, find_agent, make_config, read_config_file
-from isqn.cli.parse import HELP_ENDING, UsageError, parse, parse_some
+from isqn.cli.parse import HELP_ENDING, UsageError, arg, parse, parse_some
 from isqn.cli.tables import table
 from isqn.config.fields import nearest, require_effect
 from isqn.config.parts import Run
@@ -25,29 +25,29 @@ Config = TypeVar("Config")
 
 @dataclass(frozen=True)
 class Train(Generic[Config]):
-    """Train a run, or, in environments written in JAX, several seeds of it in one program.
+    """Train an agent, and print the folder of the run.
 
-    Defaults are those of the preset; with --env-id ID, --help shows those of an environment.
+    The defaults are those of the preset. Add --env-id or --preset to --help to see those of another preset.
     """
 
     config: tyro.conf.OmitArgPrefixes[Config]
     preset: str = "auto"
-    """Preset that the other flags change (`isqn list presets`). auto: by the environment."""
+    """Preset to start from, which the other flags change (`isqn list presets`). auto: chosen by the environment."""
     config_file: Annotated[Path | None, tyro.conf.arg(name="config", metavar="PATH")] = None
-    """Start from the config.toml of another run."""
-    run_dir: Annotated[Path | None, tyro.conf.arg(metavar="PATH")] = None
-    """Run folder. Default: runs/EXPERIMENT/ENV/LABEL/seed-N."""
+    """Config file to start from instead of a preset, such as the config.toml of another run."""
+    run_dir: Annotated[Path | None, arg("PATH", "runs/EXPERIMENT/ENV/LABEL/seed-N")] = None
+    """Run folder."""
     overwrite: bool = False
-    """Delete what the run folder holds."""
+    """Delete the contents of the run folder first."""
     show_diff: Annotated[str | None, tyro.conf.arg(metavar="PRESET")] = None
-    """Print the settings that differ from this preset, and train nothing."""
+    """Do not train; print the settings that differ from this preset."""
     quiet: bool = False
     """Print nothing but errors."""
 
 
 @dataclass(frozen=True)
 class Base:
-    """Flags that say what the others change."""
+    """Flags that select the settings to start from."""
 
     preset: str = ""
     config_file: Annotated[str, tyro.conf.arg(name="config")] = ""
@@ -58,7 +58,7 @@ class Base:
 def run(args: Sequence[str]) -> int:
     if args and args[0] in ("-h", "--help"):
         return _list_agents()
-    agent = None  # that of the config file, if one is given
+    agent = None  # then it is the agent of the config file, or dqn
     if args and not args[0].startswith("-"):
         agent, *args = args
         if agent not in agent_names():
@@ -76,7 +76,7 @@ def run(args: Sequence[str]) -> int:
 
     if not options.quiet:
         say(f"settings: {source}")
-    with redirect_stdout(sys.stderr):  # standard output is for the names of the folders, whatever an environment prints
+    with redirect_stdout(sys.stderr):  # an environment may print; standard output is for the folders
         folders = runs.start(config, options.run_dir, overwrite=options.overwrite, quiet=options.quiet)
     if not options.quiet:
         for line in _known_values(folders[0]):
@@ -94,27 +94,27 @@ def _list_agents() -> int:
 
 
 def _base_config(args: Sequence[str], agent: str | None) -> tuple[Run, str]:
-    """Return the settings that the flags change, and where they are from: a file, a preset, or the environment."""
-    given = parse_some(Base, args, f"isqn train {agent or 'dqn'}")
-    import_all([module_of(given.env_id)] if module_of(given.env_id) else [], f"--env-id {given.env_id}")
-    if given.config_file:
-        if given.preset:
+    """Return the config that the flags change, and the name of its source: a file, a preset, or the environment."""
+    base = parse_some(Base, args, f"isqn train {agent or 'dqn'}")
+    import_all([module_of(base.env_id)] if module_of(base.env_id) else [], f"--env-id {base.env_id}")
+    if base.config_file:
+        if base.preset:
             raise UsageError("--config and --preset both say where to start from; give one of them.")
-        config = read_config_file(Path(given.config_file))
+        config = read_config_file(Path(base.config_file))
         if agent not in (None, config.agent):
-            file = given.config_file
+            file = base.config_file
             raise UsageError(f"{file} is of `isqn train {config.agent}`, not of `isqn train {agent}`.")
-        return config, given.config_file
+        return config, base.config_file
     agent = agent or "dqn"
-    recorded: dict[str, Any] = {}  # what a dataset says of its environment
-    if given.dataset and hasattr(make_config(agent), "dataset"):
+    recorded: dict[str, Any] = {}  # settings that follow from the dataset
+    if base.dataset and hasattr(make_config(agent), "dataset"):
         from isqn.data.dataset import read_index, spec_of
 
-        spec = spec_of(read_index(Path(given.dataset)))
-        recorded = {"env_id": spec.id, "protocol": spec.protocol, "dataset": given.dataset}
-    if given.preset and given.preset != "auto":
-        return preset_config(given.preset, agent).replace(**recorded), f"preset {given.preset}"
-    env_id = recorded.get("env_id") or given.env_id or make_config(agent).env_id
+        spec = spec_of(read_index(Path(base.dataset)))
+        recorded = {"env_id": spec.id, "protocol": spec.protocol, "dataset": base.dataset}
+    if base.preset and base.preset != "auto":
+        return preset_config(base.preset, agent).replace(**recorded), f"preset {base.preset}"
+    env_id = recorded.get("env_id") or base.env_id or make_config(agent).env_id
     config = default_config(agent, env_id).replace(**recorded)
     if not presets_of(agent):
         return config, f"defaults of {agent}"
@@ -122,7 +122,7 @@ def _base_config(args: Sequence[str], agent: str | None) -> tuple[Run, str]:
 
 
 def _show_diff(config: Run, preset: str) -> int:
-    """Print the settings of a run beside those of a preset, where they differ or only one of the two has them."""
+    """Print the settings of a run and of a preset that differ, or that only one of the two has."""
     theirs, ours = (
         {name: str(value) for name, value in asdict(one).items()} for one in (preset_config(preset), config)
     )
@@ -136,7 +136,7 @@ def _show_diff(config: Run, preset: str) -> int:
 
 
 def _known_values(run_dir: Path) -> list[str]:
-    """Return lines with the learned beside the true values, for the problems whose values are known."""
+    """Return a table of learned and true values, for problems whose values are known."""
     from isqn.analysis.probe import known_values
 
     known = known_values(run_dir)

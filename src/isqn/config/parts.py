@@ -262,7 +262,7 @@ class GreedyHeads(Run):
     """Settings of agents that choose the action with the highest value."""
 
     acting_rule: Literal["uniform", "episode", "mean", "last"] = "uniform"
-    """Acting head: drawn at each step (uniform, as in the paper) or each episode, the mean of all heads, or the last."""
+    """Acting head: drawn at each step (uniform, the paper's) or each episode, the mean of all heads, or the last."""
 
     evaluation_epsilon = 0.001
     last_epsilon = 0.01

@@ -56,17 +56,17 @@ def _name(path: Any) -> str:
 
 def write(folder: Path, arrays: dict[str, np.ndarray], manifest: dict[str, Any]) -> None:
     """Write a checkpoint, so that after a crash the folder is either complete or absent."""
-    aside = folder.with_name(".writing")  # a crash may leave it behind; the next write removes it
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
-    save_file(arrays, aside / "state.safetensors")
-    manifest = {"format": FORMAT, "state_sha256": _digest(aside / "state.safetensors"), **manifest}
+    temporary = folder.with_name(".writing")  # a crash may leave it behind; the next write removes it
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    save_file(arrays, temporary / "state.safetensors")
+    manifest = {"format": FORMAT, "state_sha256": _digest(temporary / "state.safetensors"), **manifest}
     text = json.dumps({"manifest_sha256": _manifest_digest(manifest), **manifest}, indent=1)
-    (aside / "manifest.json").write_text(text + "\n")
-    for path in (*aside.iterdir(), aside):
+    (temporary / "manifest.json").write_text(text + "\n")
+    for path in (*temporary.iterdir(), temporary):
         sync(path)
     shutil.rmtree(folder, ignore_errors=True)
-    os.rename(aside, folder)
+    os.rename(temporary, folder)
     sync(folder.parent)
 
 

@@ -79,5 +79,5 @@ def collect(
             saved_step = step
             writer.save(tidy=True, **settings, step=step, episode=episode, complete=step >= steps)
         if stopping:
-            raise Interrupted(f"stopped at step {step:,}; the same command goes on")
+            raise Interrupted(f"stopped at step {step:,}; the same command resumes it")
     return True

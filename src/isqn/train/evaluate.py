@@ -145,7 +145,7 @@ def host_evaluation(
     return evaluate
 
 
-STOPPED = "stopped in an evaluation, which is played again by `isqn resume`; what was learned is saved"
+STOPPED = "stopped during an evaluation, which `isqn resume` repeats; the training before it is saved"
 
 
 def native_evaluation(

@@ -1,6 +1,6 @@
 """Progress of a run on standard error: one line that is redrawn in a terminal, one line per epoch elsewhere.
 
-The run goes on if the terminal or the pipe is closed.
+The run continues if the terminal or the pipe is closed.
 """
 
 from __future__ import annotations
