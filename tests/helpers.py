@@ -181,8 +181,7 @@ def registries_restored():
             own = {name for name in set(sys.modules) - modules if _is_of_a_user(sys.modules[name])}
             for env_id in set(gymnasium.registry) - environments:
                 entry_point = gymnasium.registry[env_id].entry_point
-                module = entry_point.split(":")[0] if isinstance(entry_point, str) else entry_point.__module__
-                if module in own or module == env_registry.__name__:
+                if not isinstance(entry_point, str) or entry_point.split(":")[0] in own:
                     del gymnasium.registry[env_id]
             for name in own:
                 del sys.modules[name]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -215,51 +214,60 @@ def test_a_dataset_that_lies_in_a_run_outlives_its_checkpoints(data, tmp_path, m
     Dataset.open(tmp_path / "run" / "dataset")
 
 
-@pytest.mark.parametrize("seeds", ["one for each", "one"])
-def test_a_study_logs_its_datasets(seeds, tmp_path):
-    """Those that are not there; what was logged otherwise is not taken for them."""
-    place = "data/{seed}" if seeds == "one for each" else "data/all"
-    part = {"subset": "first", "fraction": 0.5, "checkpoints": 3}
+def logging_study(dataset: str, **changes) -> Study:
+    """Return a study of two seeds that learns from part of a log, which it trains itself."""
     logged = {name: getattr(LOGGED, name) for name in ("hidden_sizes", "epoch_steps", "learning_starts", "buffer_size")}
-    asked = Study(
+    log = {"total_timesteps": 300, "log_period_steps": 100, "subset": "first", "fraction": 0.5, "checkpoints": 3}
+    return Study(
         name="mine",
         question="Is it logged?",
         agent="cql",
         baseline="TB-CQL",
         seeds=(0, 1),
-        tasks=({"env_id": "isqn/Chain-v0", "dataset": place},),
+        tasks=({"env_id": "isqn/Chain-v0", "dataset": dataset},),
         methods=({"scheme": "target-based"},),
         settings={"num_updates": 10, "epoch_updates": 10, "log_period_updates": 10, "evaluation_steps": 0},
-        datasets={**logged, "total_timesteps": 300, "log_period_steps": 100, **part},
+        datasets={**logged, **log, **changes},
     )
 
-    def trained(asked: Study) -> drive.Outcome:
-        engine = engines.make("local", tmp_path / "out", 1, None, 0.0, "slurm", ())
-        return drive.train(asked, tmp_path / "out", engine, quiet=True)
 
-    def changed(**datasets) -> Study:
-        return replace(asked, datasets=asked.datasets | datasets)
+def train_study(study: Study, out: Path) -> drive.Outcome:
+    engine = engines.make("local", out, 1, None, 0.0, "slurm", ())
+    return drive.train(study, out, engine, quiet=True)
 
-    for outside in ("/data/{seed}", "../data", "data/{sede}"):
-        with pytest.raises(UserError, match="it must be a path inside the study's folder, where"):
-            replace(asked, tasks=({"env_id": "isqn/Chain-v0", "dataset": outside},))
-    assert len(drive.datasets_to_log(asked, tmp_path / "out", 1)) == (2 if seeds == "one for each" else 1)
-    assert trained(asked) == (2, 2, [])
-    made = [read_index(path.parent) for path in sorted((tmp_path / "out" / "data").glob("*/index.json"))]
-    assert [index["policy"] for index in made] == [
-        f"iS-DQN K=1, seed {seed}, while it learns" for seed in ((0, 1) if seeds == "one for each" else (0,))
-    ]
-    assert all((index["subset"], index["fraction"], index["num_checkpoints"]) == ("first", 0.5, 3) for index in made)
-    shutil.rmtree(tmp_path / "out" / "data")
-    assert trained(asked) == (2, 2, [])  # nothing is left to train, so nothing is logged
-    assert not (tmp_path / "out" / "data").exists()
-    shutil.rmtree(tmp_path / "out" / "runs")
+
+@pytest.mark.parametrize("place", ["/data/{seed}", "../data", "data/{sede}"])
+def test_the_datasets_of_a_study_lie_in_its_folder(place):
+    with pytest.raises(UserError, match="it must be a path inside the study's folder, where"):
+        logging_study(place)
+
+
+def test_a_study_logs_a_dataset_for_each_seed(tmp_path):
+    study = logging_study("data/{seed}")
+    assert len(drive.datasets_to_log(study, tmp_path, 1)) == 2
+    assert train_study(study, tmp_path) == (2, 2, [])
+    indices = [read_index(tmp_path / "data" / str(seed)) for seed in (0, 1)]
+    assert [index["policy"] for index in indices] == [f"iS-DQN K=1, seed {seed}, while it learns" for seed in (0, 1)]
+    assert all((index["subset"], index["fraction"], index["num_checkpoints"]) == ("first", 0.5, 3) for index in indices)
+    shutil.rmtree(tmp_path / "data")
+    assert train_study(study, tmp_path) == (2, 2, [])  # nothing is left to train, so nothing is logged
+    assert not (tmp_path / "data").exists()
+
+
+def test_a_dataset_for_all_seeds_is_logged_once_and_again_if_it_is_missing(tmp_path):
+    """A log with other settings, or another part of it, is not used in its place."""
+    study = logging_study("data/all")
+    assert len(drive.datasets_to_log(study, tmp_path, 1)) == 1
+    assert train_study(study, tmp_path) == (2, 2, [])
+    assert read_index(tmp_path / "data" / "all")["policy"] == "iS-DQN K=1, seed 0, while it learns"
+    for folder in ("data", "runs"):
+        shutil.rmtree(tmp_path / folder)
     with pytest.raises(UserError, match="has total_timesteps = 300, and the study says 600"):
-        trained(changed(total_timesteps=600))
-    assert trained(asked) == (2, 2, [])
-    shutil.rmtree(tmp_path / "out" / "runs")
+        train_study(logging_study("data/all", total_timesteps=600), tmp_path)
+    assert train_study(study, tmp_path) == (2, 2, [])
+    shutil.rmtree(tmp_path / "runs")
     with pytest.raises(UserError, match="is another part of its log than the study says"):
-        trained(changed(fraction=0.25))
+        train_study(logging_study("data/all", fraction=0.25), tmp_path)
 
 
 def test_batches_do_not_depend_on_when_they_are_drawn():
