@@ -322,10 +322,10 @@ def parsed(monkeypatch):
     """Return a function that parses a command line into a config, without training."""
 
     def call(*words: str) -> DqnConfig:
-        seen = []
-        monkeypatch.setattr(run, "start", lambda config, *rest, **more: seen.append(config) or [])
+        configs = []
+        monkeypatch.setattr(run, "start", lambda config, *rest, **more: configs.append(config) or [])
         assert main(["train", "dqn", *words, "--quiet"]) == 0
-        return seen[0]
+        return configs[0]
 
     return call
 
@@ -673,11 +673,11 @@ def test_a_video_shows_the_first_game(trained, answer):
     path = Path(found["video"])
     assert path == trained.folder / "videos" / f"step-{found['step']}-seed-100.mp4"
     done = subprocess.run([sys.executable, "-c", DESCRIBE_VIDEO, path], capture_output=True, text=True, check=True)
-    seen = json.loads(done.stdout)
-    assert seen["frames"] == found["episodes"][0]["length"]
-    assert seen["shape"] == [32, 256, 3]
-    assert seen["contrast"] > 100, "the picture is blank"
-    assert seen["motion"] > 50, "nothing moves"
+    video = json.loads(done.stdout)
+    assert video["frames"] == found["episodes"][0]["length"]
+    assert video["shape"] == [32, 256, 3]
+    assert video["contrast"] > 100, "the picture is blank"
+    assert video["motion"] > 50, "nothing moves"
 
 
 def test_a_video_without_its_library_is_refused_before_a_game_is_played(trained, refused, monkeypatch):

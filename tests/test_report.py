@@ -113,6 +113,19 @@ def four_seeds(tmp_path_factory):
     return write_study(folder, requested, returns_by_method(TB_DQN=[30, 10, 40, 20], TF_DQN=[20, 100, 30, 60]))
 
 
+@pytest.mark.parametrize(
+    ("returns", "sentence"),
+    [
+        ([20, 20], "TF-DQN scores 2.00 [2.00, 2.00] of TB-DQN, with 0.50 of its parameters: better."),
+        ([5, 5], "TF-DQN scores 0.50 [0.50, 0.50] of TB-DQN, with 0.50 of its parameters: worse."),
+        ([5, 20], "TF-DQN scores 1.25 [0.50, 2.00] of TB-DQN, with 0.50 of its parameters: no difference can be seen."),
+    ],
+)
+def test_the_headline_in_words(returns, sentence, tmp_path):
+    study = write_study(tmp_path / "s", make_study(TB, TF), returns_by_method(TB_DQN=[10, 10], TF_DQN=returns))
+    assert build_report(study).findings == (sentence,)
+
+
 def test_headline_by_hand(four_seeds):
     report, found = build(collect(four_seeds), Options())
     assert found.aucs["TB-DQN"].point == pytest.approx(1)

@@ -105,8 +105,11 @@ class Fake(types.ModuleType):
         self._at("finish")
 
 
-@LOOPS
-@pytest.mark.parametrize("place", ["init", "log", "finish"])
+@pytest.mark.parametrize(
+    ("config", "place"),
+    [(HOST, "init"), (HOST, "log"), (HOST, "finish"), (COMPILED, "log")],
+    ids=["init", "log", "finish", "log-compiled"],
+)
 def test_a_tracker_that_fails_is_switched_off_with_one_warning(config, place, tmp_path, monkeypatch):
     fake = Fake("wandb", fails=place)
     monkeypatch.setitem(sys.modules, "wandb", fake)
