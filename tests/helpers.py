@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import sys
 from contextlib import ExitStack, contextmanager
 from functools import cache
@@ -16,6 +17,7 @@ from isqn import imports
 from isqn.agents import dqn
 from isqn.agents import registry as agent_registry
 from isqn.agents.dqn import DqnConfig
+from isqn.config.toml import to_toml
 from isqn.data.replay import Replay
 from isqn.envs import registry as env_registry
 from isqn.losses import LOSSES
@@ -179,8 +181,7 @@ def registries_restored():
             own = {name for name in set(sys.modules) - modules if _is_of_a_user(sys.modules[name])}
             for env_id in set(gymnasium.registry) - environments:
                 entry_point = gymnasium.registry[env_id].entry_point
-                module = entry_point.split(":")[0] if isinstance(entry_point, str) else entry_point.__module__
-                if module in own or module == env_registry.__name__:
+                if not isinstance(entry_point, str) or entry_point.split(":")[0] in own:
                     del gymnasium.registry[env_id]
             for name in own:
                 del sys.modules[name]
@@ -191,3 +192,92 @@ def _is_of_a_user(module) -> bool:
     file = getattr(module, "__file__", None)
     installed = (sys.prefix, sys.base_prefix, str(Path(imports.__file__).parent))
     return file is not None and not any(Path(file).is_relative_to(folder) for folder in installed)
+
+
+# -- episodes for replays and datasets
+
+DISCOUNT = 0.9
+FRAMES = [  # (shape, dtype): words of 1, 2, 4 and 8 bytes; one or several channels
+    ((3, 3, 1), "uint8"),
+    ((2, 3, 3), "uint8"),
+    ((4, 4, 1), "uint8"),
+    ((2, 3, 2), "bool"),
+    ((3,), "float32"),
+    ((2,), "float64"),
+]
+
+
+def make_spec(shape=(4, 4, 1), dtype="uint8", stack=4, num_actions=5):
+    return EnvSpec("Toy", "toy", shape, dtype, num_actions, frame_stack=stack)
+
+
+def random_frame(spec, rng):
+    if spec.frame_dtype in ("uint8", "bool"):
+        return rng.integers(0, 2 if spec.frame_dtype == "bool" else 256, spec.frame_shape).astype(spec.frame_dtype)
+    return rng.normal(size=spec.frame_shape).astype(spec.frame_dtype)
+
+
+def play_episodes(spec, episodes, seed, *replays):
+    """Add the same episodes, given as (length, end), to every replay, and yield after each row."""
+    rng = np.random.default_rng(seed)
+    for length, end in episodes:
+        frame = random_frame(spec, rng)
+        for replay in replays:
+            replay.add_first(frame)
+        yield
+        for step in range(length):
+            ends = (end in ("terminated", "both"), end in ("truncated", "both"))
+            ends = ends if step == length - 1 else (False, False)
+            transition = (int(rng.integers(spec.num_actions)), float(rng.normal() * 2), *ends, random_frame(spec, rng))
+            for replay in replays:
+                replay.add(*transition)
+            yield
+
+
+# -- run folders for analyses
+
+METRICS = ("step", "frame", "updates", "epsilon", "loss", "q_value", "steps_per_second", "memory_mb", "seconds")
+
+
+def write_table(path: Path, columns: dict[str, list]) -> None:
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(columns)
+        writer.writerows(zip(*columns.values(), strict=True))
+
+
+def write_run(
+    folder: Path, config: DqnConfig, epochs: list, *, finished: bool = True, metrics: dict | None = None, **summary
+) -> Path:
+    """Write a run folder. `epochs` has for each epoch the return of its only episode, or a list of returns."""
+    folder.mkdir(parents=True)
+    (folder / "config.toml").write_text(to_toml(config))
+    episodes = [
+        (e, r) for e, returns in enumerate(epochs) for r in (returns if isinstance(returns, list) else [returns])
+    ]
+    rows = [(e, i, 10 * i + 10, 10 * i + 10, r, 10, i) for i, (e, r) in enumerate(episodes)]
+    columns = zip(record.EPISODE_COLUMNS, zip(*rows, strict=True) if rows else [()] * 7, strict=True)
+    write_table(folder / "episodes.csv", {name: list(column) for name, column in columns})
+    steps = [config.epoch_end(e) for e in range(len(epochs))]
+    frames = 4 if config.env_id.startswith("ALE/") else 2  # different from steps, to catch a confusion of the two
+    given = {"step": steps, **(metrics or {})}
+    given["frame"] = [frames * step for step in given["step"]]
+    given = {"seconds": [0.01 * step for step in given["step"]], "memory_mb": [250] * len(given["step"])} | given
+    write_table(
+        folder / "metrics.csv", {name: given.get(name, [""] * len(given["step"])) for name in (*METRICS, *given)}
+    )
+    about = {
+        "protocol": "gymnasium",
+        "trained_with": ["."],
+        "cores": 1,
+        "command": "/opt/bin/isqn train dqn",
+        **summary,
+    }
+    record.write_summary(folder, {"status": "running", **about})
+    if finished:
+        record.write_summary(folder, {"status": "finished", **about, **record.results(folder)})
+    return folder
+
+
+def run_config(task: str = "CartPole-v1", seed: int = 0, epochs: int = 3, **settings) -> DqnConfig:
+    return DqnConfig(env_id=task, seed=seed, epoch_steps=1_000, total_timesteps=1_000 * epochs, **settings)

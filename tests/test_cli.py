@@ -1,4 +1,4 @@
-"""What people type: it works, or one sentence says what to type instead."""
+"""Command lines: each works, or is answered with one sentence that says what to type instead."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ SHORT = [
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A run made by the command, and what the command printed."""
+    """Return a run that the command trained, with its output."""
     folder = tmp_path_factory.mktemp("cli") / "run"
     with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
         assert main(["train", "dqn", *SHORT, "--run-dir", str(folder)]) == 0
@@ -50,7 +50,7 @@ def trained(tmp_path_factory):
 
 @pytest.fixture
 def refused(capsys):
-    """Run a command that must fail; its one sentence."""
+    """Return a function that runs a command which must fail, and returns its error message."""
 
     def call(*words: str, code: int = 1) -> str:
         capsys.readouterr()
@@ -67,7 +67,7 @@ def refused(capsys):
 
 @pytest.fixture
 def answer(capsys):
-    """Run a command with --json; what it printed, as an object."""
+    """Return a function that runs a command with --json, and returns its output as an object."""
 
     def call(*words: str):
         capsys.readouterr()
@@ -78,7 +78,7 @@ def answer(capsys):
 
 
 def process(*words: str, **streams) -> subprocess.CompletedProcess:
-    """The command in a process of its own."""
+    """Run the command in a process of its own."""
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | streams
     return subprocess.run([sys.executable, "-m", "isqn", *words], **streams, text=True, check=False)
 
@@ -87,7 +87,7 @@ def process(*words: str, **streams) -> subprocess.CompletedProcess:
 
 
 @pytest.mark.parametrize("words", [[], ["--help"], ["-h"]])
-def test_isqn_alone_says_what_it_is_in_five_lines(words, capsys):
+def test_isqn_without_a_command_prints_a_welcome_of_five_lines(words, capsys):
     assert main(words) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 5
@@ -134,7 +134,7 @@ def test_help_lists_every_flag(command, capsys):
 
 
 def test_the_first_run_learns_the_known_values(tmp_path, monkeypatch, capsys):
-    """`isqn train dqn --env-id isqn/Chain-v0` as it is: the preset's numbers, the default folder."""
+    """`isqn train dqn --env-id isqn/Chain-v0` uses the preset's settings and the default folder."""
     monkeypatch.chdir(tmp_path)
     assert main(["train", "dqn", "--env-id", "isqn/Chain-v0"]) == 0
     out, err = capsys.readouterr()
@@ -240,7 +240,7 @@ def test_a_mistake_is_answered_in_one_sentence(words, code, sentence, refused, t
     assert list(tmp_path.iterdir()) == [], "a refused command leaves nothing behind"
 
 
-def test_a_path_is_answered_with_the_nearest(trained, refused):
+def test_an_unknown_path_is_answered_with_the_nearest(trained, refused):
     folder = trained.folder
     near = folder.with_name("rum")
     for command in ("eval", "resume", "probe"):
@@ -249,7 +249,7 @@ def test_a_path_is_answered_with_the_nearest(trained, refused):
     assert refused("train", "--config", str(file)) == f"{file} does not exist; did you mean {folder}/config.toml?"
 
 
-def test_a_key_of_a_file_is_answered_with_the_nearest(trained, refused, tmp_path):
+def test_an_unknown_setting_in_a_file_is_answered_with_the_nearest(trained, refused, tmp_path):
     text = (trained.folder / "config.toml").read_text()
     path = tmp_path / "mine.toml"
     path.write_text(text.replace("batch_size =", "batch_sise ="))
@@ -290,8 +290,8 @@ def test_a_value_that_cannot_be_read_is_a_usage_error(capsys):
         assert capsys.readouterr().err == f"isqn: {said}\n"
 
 
-def test_what_the_parser_takes_is_taken(tmp_path, monkeypatch, capsys):
-    """Flags before the argument; a folder that begins as a flag would, but for its dash; a choice that is left open."""
+def test_unusual_but_valid_command_lines_are_accepted(tmp_path, monkeypatch, capsys):
+    """Flags may come before the argument, a folder may begin with an underscore, and a choice may be None."""
     monkeypatch.chdir(tmp_path)
     assert main(["study", "--show", "--seeds", "7", "8", "online-plain"]) == 0
     assert "seeds = [7, 8]" in capsys.readouterr().out
@@ -304,7 +304,7 @@ def test_what_the_parser_takes_is_taken(tmp_path, monkeypatch, capsys):
     assert exit_.value.code == 0
 
 
-def test_an_empty_word_is_refused(capsys):
+def test_an_empty_argument_is_refused(capsys):
     for words, what in (
         (["report", ""], "An argument of `isqn report`"),
         (["report", "--watch", ""], "An argument of `isqn report`"),
@@ -319,18 +319,18 @@ def test_an_empty_word_is_refused(capsys):
 
 @pytest.fixture
 def parsed(monkeypatch):
-    """The configuration that a command line asks for, without training it."""
+    """Return a function that parses a command line into a config, without training."""
 
     def call(*words: str) -> DqnConfig:
-        seen = []
-        monkeypatch.setattr(run, "start", lambda config, *rest, **more: seen.append(config) or [])
+        configs = []
+        monkeypatch.setattr(run, "start", lambda config, *rest, **more: configs.append(config) or [])
         assert main(["train", "dqn", *words, "--quiet"]) == 0
-        return seen[0]
+        return configs[0]
 
     return call
 
 
-def test_flags_have_the_names_that_others_use(parsed):
+def test_flags_have_the_names_of_other_packages_as_aliases(parsed):
     ours = parsed(
         *("--num-bellman-iterations", "7", "--discount", "0.5", "--target-step-size", "0.1", "--update-period", "4"),
         *("--target-update-period", "8", "--num-steps-return", "3", "--learning-starts", "9"),
@@ -349,7 +349,7 @@ def test_numbers_may_have_underscores_and_flags_too(parsed):
     assert parsed("--total_timesteps=25_000_000").total_timesteps == 25_000_000
 
 
-def test_flags_change_the_preset_or_the_file_that_they_start_from(parsed, trained):
+def test_flags_change_the_preset_or_the_config_file(parsed, trained):
     assert parsed("--preset", "minatar") == PRESETS["minatar"].config
     assert parsed("--preset", "minatar", "--seed", "3") == PRESETS["minatar"].config.replace(seed=3)
     assert parsed("--env-id", "CartPole-v1") == PRESETS["classic"].config.replace(env_id="CartPole-v1")
@@ -385,7 +385,7 @@ def test_the_config_of_a_run_reproduces_it(trained, tmp_path, capsys):
     assert capsys.readouterr() == ("", "")
 
 
-def test_a_process_in_a_pipe_prints_lines_only_and_quiet_prints_nothing(trained, tmp_path):
+def test_output_to_a_pipe_is_whole_lines_and_quiet_prints_nothing(trained, tmp_path):
     words = ["train", "--config", str(trained.folder / "config.toml"), "--run-dir"]
     done = process(*words, str(tmp_path / "a"))
     assert (done.returncode, done.stdout) == (0, f"{tmp_path}/a\n")
@@ -396,7 +396,7 @@ def test_a_process_in_a_pipe_prints_lines_only_and_quiet_prints_nothing(trained,
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_seeds_get_a_folder_each(tmp_path, capsys):
+def test_each_seed_has_a_folder(tmp_path, capsys):
     words = ["--hidden-sizes", "8", "--total-timesteps", "100", "--learning-starts", "50", "--log-period-steps", "50"]
     words += ["--epoch-steps", "100", "--num-seeds", "2", "--seed", "5", "--run-dir", str(tmp_path / "run")]
     assert main(["train", "dqn", *words]) == 0
@@ -406,7 +406,7 @@ def test_seeds_get_a_folder_each(tmp_path, capsys):
     assert [read_config_file(tmp_path / "run" / f"seed-{seed}" / "config.toml").seed for seed in (5, 6)] == [5, 6]
 
 
-def test_a_folder_in_the_way_is_named_with_what_to_do(trained, refused, tmp_path):
+def test_an_existing_folder_is_refused_with_the_remedy(trained, refused, tmp_path):
     unfinished, foreign, file = tmp_path / "unfinished", tmp_path / "foreign", tmp_path / "file"
     record.create_run(unfinished, DqnConfig())
     foreign.mkdir()
@@ -430,7 +430,7 @@ def test_a_folder_in_the_way_is_named_with_what_to_do(trained, refused, tmp_path
     assert sentence(inside) == f"{inside} cannot be written (Not a directory); choose another --run-dir."
 
 
-def test_overwriting_starts_anew_but_not_for_a_command_that_is_refused(refused, tmp_path):
+def test_overwrite_deletes_the_folder_unless_the_command_is_refused(refused, tmp_path):
     folder = tmp_path / "run"
     record.create_run(folder, DqnConfig(seed=9))
     (folder / "notes").write_text("old")
@@ -477,8 +477,8 @@ def test_an_update_that_does_not_fit_names_the_flags(error, refused, monkeypatch
     )
 
 
-def test_memory_is_what_limits_leave(monkeypatch, tmp_path):
-    """Of all: the machine, `ulimit -v`, and every control group around the process."""
+def test_free_memory_respects_all_limits(monkeypatch, tmp_path):
+    """Limits are set by the machine, by `ulimit -v`, and by every control group of the process."""
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=9_000))
     find = progress.control_groups
     monkeypatch.setattr(progress, "control_groups", list)
@@ -500,8 +500,8 @@ def test_memory_is_what_limits_leave(monkeypatch, tmp_path):
     assert progress.free_memory() == 6_000  # 8,000 without the 2,000 that are in use
 
 
-def test_time_that_is_left(monkeypatch):
-    """A run of 1,000 steps goes on at 200: what was before says nothing about its speed, nor do its first seconds."""
+def test_estimate_of_the_time_left(monkeypatch):
+    """A run of 1,000 steps resumes at 200: neither earlier steps nor the first seconds count for its speed."""
     clock = 100.0
     monkeypatch.setattr(progress.time, "monotonic", lambda: clock)
     shown = progress.Progress(1_000)
@@ -530,7 +530,7 @@ def test_an_unexpected_failure_is_one_line(monkeypatch, capsys, tmp_path):
         main([*words, "--overwrite", "--debug"])
 
 
-def test_a_folder_where_a_file_belongs_is_named(capsys, tmp_path):
+def test_a_folder_in_place_of_a_file_is_named(capsys, tmp_path):
     (tmp_path / "study.toml").mkdir()
     assert main(["study", "training-time", "--out", str(tmp_path), "--no-report"]) == 1
     sentence = f"isqn: {tmp_path / 'study.toml'} cannot be read or written (Is a directory)"
@@ -566,8 +566,8 @@ console()
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
-def test_nobody_reading_is_no_failure(tmp_path):
-    """Neither where the output is the answer nor where it only says how far a run is."""
+def test_a_closed_pipe_is_no_failure(tmp_path):
+    """A reader that closes the pipe ends neither a list nor a training run with an error."""
     for words, stream in (
         (["list", "envs"], "stdout"),
         (["train", *SHORT, "--run-dir", str(tmp_path / "run")], "stderr"),
@@ -585,7 +585,7 @@ def test_nobody_reading_is_no_failure(tmp_path):
 # -- resume ------------------------------------------------------------------------------------------------------
 
 
-def test_resume_goes_on_and_quiet_says_nothing(trained, tmp_path, capsys):
+def test_resume_continues_a_run_and_quiet_prints_nothing(trained, tmp_path, capsys):
     folder = tmp_path / "run"
     record.create_run(folder, read_config_file(trained.folder / "config.toml"))
     assert main(["resume", str(folder), "--quiet"]) == 0
@@ -594,7 +594,7 @@ def test_resume_goes_on_and_quiet_says_nothing(trained, tmp_path, capsys):
     assert capsys.readouterr() == ("", "")
 
 
-def test_what_is_not_a_run_is_refused(refused, tmp_path):
+def test_a_folder_that_is_not_a_run_is_refused(refused, tmp_path):
     for command in ("resume", "eval", "probe"):
         assert refused(command, str(tmp_path)) == f"{tmp_path} is not a run: there is no config.toml in it."
 
@@ -602,7 +602,7 @@ def test_what_is_not_a_run_is_refused(refused, tmp_path):
 # -- eval and probe ------------------------------------------------------------------------------------------------
 
 
-def test_eval_plays_the_same_games_again(trained, answer):
+def test_eval_is_reproducible(trained, answer):
     words = ["eval", str(trained.folder), "--episodes", "4", "--seed", "7", "--epsilon", "0.5"]
     found = answer(*words)
     assert found == answer(*words)
@@ -645,13 +645,13 @@ def test_eval_prints_a_line_for_each_game_and_the_mean(trained, capsys):
 
 
 @pytest.mark.parametrize("which", ["last", "best"])
-def test_eval_of_a_run_that_has_not_begun(which, refused, tmp_path):
+def test_eval_without_a_checkpoint_is_refused(which, refused, tmp_path):
     record.create_run(tmp_path / "run", DqnConfig(hidden_sizes=(8,)))
     sentence = refused("eval", str(tmp_path / "run"), "--which", which)
     assert sentence == f"{tmp_path}/run has no {which} checkpoint that can be read."
 
 
-LOOK = """
+DESCRIBE_VIDEO = """
 import json, sys
 import imageio.v2 as imageio
 import numpy as np
@@ -672,12 +672,12 @@ def test_a_video_shows_the_first_game(trained, answer):
     found = answer("eval", str(trained.folder), "--episodes", "2", "--epsilon", "1", "--capture-video")
     path = Path(found["video"])
     assert path == trained.folder / "videos" / f"step-{found['step']}-seed-100.mp4"
-    done = subprocess.run([sys.executable, "-c", LOOK, path], capture_output=True, text=True, check=True)
-    seen = json.loads(done.stdout)
-    assert seen["frames"] == found["episodes"][0]["length"]
-    assert seen["shape"] == [32, 256, 3]
-    assert seen["contrast"] > 100, "the picture is blank"
-    assert seen["motion"] > 50, "nothing moves"
+    done = subprocess.run([sys.executable, "-c", DESCRIBE_VIDEO, path], capture_output=True, text=True, check=True)
+    video = json.loads(done.stdout)
+    assert video["frames"] == found["episodes"][0]["length"]
+    assert video["shape"] == [32, 256, 3]
+    assert video["contrast"] > 100, "the picture is blank"
+    assert video["motion"] > 50, "nothing moves"
 
 
 def test_a_video_without_its_library_is_refused_before_a_game_is_played(trained, refused, monkeypatch):
@@ -689,7 +689,7 @@ def test_a_video_without_its_library_is_refused_before_a_game_is_played(trained,
     assert sentence == '--capture-video needs `pip install "isqn[video]"`.'
 
 
-def test_probe_names_what_it_measured(trained, answer, capsys):
+def test_probe_prints_every_metric_by_name(trained, answer, capsys):
     words = ["probe", str(trained.folder), "--samples", "32", "--updates", "3"]
     found = answer(*words)
     assert list(found) == [
@@ -730,7 +730,7 @@ def test_lists_are_complete(answer, capsys):
     assert len({line.index(preset.description) for line, preset in zip(lines, PRESETS.values(), strict=True)}) == 1
 
 
-def test_cost_counts_what_can_be_counted_by_hand(answer):
+def test_cost_agrees_with_counts_by_hand(answer):
     found = answer("cost", "classic")
     assert (found["preset"], found["env_id"], found["num_actions"]) == ("classic", "Acrobot-v1", 3)
     torso = (6 * 128 + 128) + (128 * 128 + 128)
@@ -758,7 +758,7 @@ def test_cost_counts_what_can_be_counted_by_hand(answer):
         assert row["replay_bytes"] == pytest.approx(50_000 * (2 * 24 + 4 + 4 + 2), rel=0.05)
 
 
-def test_doctor_says_what_is_here_and_what_takes_the_time(answer):
+def test_doctor_prints_versions_extras_and_times(answer):
     found = answer("doctor", "--preset", "toy")
     assert found.keys() == {
         *("preset", "python", "platform", "device", "xla_flags", "versions", "git", "command", "cores", "memory_gb"),
@@ -790,7 +790,7 @@ def test_doctor_reports_a_missing_extra_as_a_finding(monkeypatch, answer):
     assert found["extras"]["report"] == "installed"
 
 
-# -- environments of one's own -----------------------------------------------------------------------------------------
+# -- own environments --------------------------------------------------------------------------------------------------
 
 MODULE = """
 import gymnasium as gym
@@ -852,12 +852,12 @@ def own_module(tmp_path, monkeypatch):
         ),
     ],
 )
-def test_an_environment_that_is_not_supported_is_refused_in_a_sentence(own_module, refused, tmp_path, name, sentence):
+def test_an_unsupported_environment_is_refused_in_a_sentence(own_module, refused, tmp_path, name, sentence):
     assert refused("train", "--env-id", f"odd_envs:{name}-v0") == sentence
     assert not (tmp_path / "runs").exists()
 
 
-def test_an_environment_of_ones_own_is_trained_and_played(own_module, answer, refused):
+def test_an_own_environment_is_trained_and_evaluated(own_module, answer, refused):
     words = [word for word in SHORT if word not in ("--env-id", "isqn/Chain-v0", "--loop", "host")]
     assert main(["train", "--env-id", "odd_envs:Fine-v0", *words, "--run-dir", "mine", "--quiet"]) == 0
     found = answer("eval", "mine", "--episodes", "2")

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers import DISCOUNT, FRAMES, make_spec, play_episodes
 from isqn.data import dataset as module
 from isqn.data.convert import check_subset, convert, first_transitions, select_subset
 from isqn.data.dataset import INDEX, Dataset, DatasetWriter, Piece, Provenance, damaged_files, read_index
@@ -20,8 +21,6 @@ from isqn.data.replay import Replay
 from isqn.data.sample import CONTEXT, INSIDE, TERMINATED, TRUNCATED
 from isqn.data.sources import Part, own
 from isqn.types import UserError
-from test_replay import DISCOUNT, FRAMES, make_spec
-from test_replay import play as play_rows
 
 EPISODES = st.lists(
     st.tuples(st.integers(1, 30), st.sampled_from(["terminated", "truncated"])), min_size=1, max_size=12
@@ -34,7 +33,7 @@ def small_shards(monkeypatch):
 
 
 def play(*args) -> None:
-    for _ in play_rows(*args):
+    for _ in play_episodes(*args):
         pass
 
 

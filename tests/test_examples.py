@@ -34,7 +34,7 @@ EXAMPLES = {
     "new_environment": 40,
     "new_native_environment": 40,
 }
-QUICK = "--quiet --total-timesteps 500 --epoch-steps 250 --learning-starts 50 --log-period-steps 250 --hidden-sizes 8"
+QUICK = "--quiet --loop host --total-timesteps 300 --epoch-steps 150 --learning-starts 50 --log-period-steps 150"
 
 
 def path(name: str) -> str:
@@ -81,8 +81,9 @@ def test_new_loss(load, tmp_path):
     assert (model.predict(states)[0] == 1).all()  # to the right, from everywhere
 
 
-def test_a_setting_of_a_new_loss_is_a_setting_like_any_other(load, tmp_path, capsys):
+def test_a_setting_of_a_new_loss_is_a_setting_like_any_other(load, tmp_path, monkeypatch, capsys):
     load("new_loss")
+    monkeypatch.setattr(run, "train", lambda *_, **__: None)
     with pytest.raises(SystemExit):
         main(["train", "dqn", "--help"])
     help_text = " ".join(capsys.readouterr().out.split())
@@ -90,7 +91,7 @@ def test_a_setting_of_a_new_loss_is_a_setting_like_any_other(load, tmp_path, cap
     assert "Weight of positive errors, in [0, 1]; 0.5 is half the squared error of DQN. (default: 0.6)" in help_text
 
     words = ["train", "dqn", "--loss", "expectile", "--optimism", "0.8", "--run-dir", str(tmp_path / "run")]
-    assert main([*words, *QUICK.split()]) == 0
+    assert main([*words, "--quiet"]) == 0
     text = (tmp_path / "run" / "config.toml").read_text()
     assert "# Weight of positive errors, in [0, 1]; 0.5 is half the squared error of DQN.\noptimism = 0.8\n" in text
     assert record.read_config(tmp_path / "run").optimism == 0.8
@@ -132,9 +133,9 @@ def test_new_torso(load, tmp_path):
     assert half.state.params["heads"]["kernel"].shape == (2, 64, 2)
     assert "LayerNorm" in str(jax.tree_util.tree_structure(half.state.params))
 
-    words = "train dqn --torso fourier --env-id CartPole-v1 --quiet --total-timesteps 600 --learning-starts 100"
     run_dir = tmp_path / "run"
-    assert main([*words.split(), "--epoch-steps", "300", "--run-dir", str(run_dir)]) == 0
+    words = ["train", "dqn", "--torso", "fourier", "--env-id", "CartPole-v1", *QUICK.split()]
+    assert main([*words, "--run-dir", str(run_dir)]) == 0
     trained = isqn.Model.load(run_dir)
     for before, after in zip(jax.tree.leaves(model.state.params), jax.tree.leaves(trained.state.params), strict=True):
         assert np.isfinite(after).all()
@@ -215,8 +216,8 @@ def test_a_missing_import_is_answered_with_the_flag(name, words, tmp_path, monke
     text = Path(path(name)).read_text()
     Path(f"{name}.py").write_text(f"{text}\nopen('executed', 'w').close()\n")
     own = ["--import", f"{name}.py"]
-    with registries_restored(), monkeypatch.context() as patch:
-        patch.setattr(run, "train", lambda *_, **__: None)
+    monkeypatch.setattr(run, "train", lambda *_, **__: None)
+    with registries_restored():
         assert main(["train", *words.split(), *own, "--run-dir", "run", "--quiet"]) == 0
         record.write_summary(Path("run"), record.read_summary(Path("run")) | record.provenance())
     assert record.read_summary(Path("run"))["imports"] == [f"{name}.py"]

@@ -1,4 +1,4 @@
-"""The package as an object: what it learned is what it saves, loads and plays."""
+"""`isqn.Model`: making, learning, acting, saving and loading."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def make(**fields):
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    """Trained once; no test may change it."""
+    """Return a trained model that all tests share; no test may change it."""
     return make().learn(run_dir=tmp_path_factory.mktemp("model") / "run")
 
 
@@ -69,7 +69,7 @@ def test_settings_come_from_the_preset_the_scheme_and_the_fields(model):
     assert isqn.Model(env="isqn/Chain-v0", preset="classic", hidden_sizes=(3,)).config.discount == 0.99
 
 
-def test_what_is_not_known_is_refused():
+def test_unknown_names_and_invalid_settings_are_refused():
     with pytest.raises(UserError, match="algorithm 'ppo' is not known; choose one of dqn, stream-q, sac"):
         isqn.Model("ppo")
     with pytest.raises(UserError, match=r"The preset 'toi' is not known; did you mean toy\?"):
@@ -87,7 +87,7 @@ def test_what_is_not_known_is_refused():
             isqn.Model(env=env)
 
 
-def test_a_model_is_saved_to_a_folder_of_its_own(model, tmp_path, monkeypatch):
+def test_a_model_is_not_saved_over_other_files(model, tmp_path, monkeypatch):
     (tmp_path / "work" / "model").mkdir(parents=True)
     (tmp_path / "work" / "thesis.tex").write_text("mine")
     for path in (tmp_path / "work", tmp_path / "work" / "thesis.tex"):
@@ -100,7 +100,7 @@ def test_a_model_is_saved_to_a_folder_of_its_own(model, tmp_path, monkeypatch):
     model.save("saved")  # over itself it may go
 
 
-def test_games_to_evaluate_are_at_least_one(model):
+def test_evaluating_no_episode_is_refused(model):
     with pytest.raises(UserError, match="episodes is 0; it must be at least 1"):
         isqn.evaluate(model, episodes=0)
 
@@ -108,15 +108,15 @@ def test_games_to_evaluate_are_at_least_one(model):
 # -- learning -------------------------------------------------------------------------------------------------
 
 
-def test_learning_is_a_run_like_any_other(model, run_dir, tmp_path):
-    """The same configuration through the runner gives the same parameters."""
+def test_learn_trains_a_normal_run(model, run_dir, tmp_path):
+    """Training the same config by `run.start` gives the same parameters."""
     assert model.num_timesteps >= 300
     assert record.read_summary(run_dir)["status"] == "finished"
     run.start(read_config_file(run_dir / "config.toml"), tmp_path / "again", quiet=True)
     assert same_state(isqn.Model.load(tmp_path / "again"), model)
 
 
-def test_learning_again_goes_on(tmp_path):
+def test_learn_twice_equals_one_longer_run(tmp_path):
     parts = make().learn(150, run_dir=tmp_path / "parts")
     first, rows = parts.num_timesteps, record.read_table(tmp_path / "parts" / "episodes.csv")
     assert parts.learn(150) is parts
@@ -130,7 +130,7 @@ def test_learning_again_goes_on(tmp_path):
     assert parts.num_timesteps == whole.num_timesteps
 
 
-def test_a_folder_that_was_refused_is_not_learned_in(run_dir, tmp_path):
+def test_a_refused_folder_is_left_unchanged(run_dir, tmp_path):
     other = make(seed=1)
     before = (run_dir / "config.toml").read_text()
     for _ in range(2):
@@ -143,19 +143,19 @@ def test_a_folder_that_was_refused_is_not_learned_in(run_dir, tmp_path):
 
 
 @pytest.mark.parametrize("steps", [0, -5])
-def test_learning_takes_at_least_one_step(model, steps):
+def test_learning_without_a_step_is_refused(model, steps):
     with pytest.raises(UserError, match=f"total_timesteps is {steps}; it must be a whole number of at least 1"):
         model.learn(steps)
 
 
-def test_a_loaded_model_does_not_learn_without_its_replay(saved):
+def test_a_loaded_model_cannot_continue_learning(saved):
     loaded = isqn.Model.load(saved)
     for _ in range(2):
         with pytest.raises(UserError, match=r"A loaded model does not learn on: .* `isqn resume`"):
             loaded.learn(100)
 
 
-def test_an_environment_that_is_there_already_is_played(tmp_path):
+def test_a_given_environment_object_is_used(tmp_path):
     env = ToyEnvironment("isqn/Chain-v0")
     steps = 0
 
@@ -181,7 +181,7 @@ def test_an_environment_that_is_there_already_is_played(tmp_path):
 
 
 def greedy(model) -> np.ndarray:
-    """By hand: the mean of the online heads, from the parameters."""
+    """Return the greedy actions by the mean of the online heads, computed from the parameters."""
     params = jax.tree.map(np.asarray, model.state.params)
     layer = params["torso"]["Dense_0"]
     features = np.maximum(CHAIN @ layer["kernel"] + layer["bias"], 0)
@@ -189,7 +189,7 @@ def greedy(model) -> np.ndarray:
     return q[:, 1:].mean(axis=1).argmax(axis=-1)
 
 
-def test_deterministic_is_the_best_action_by_the_mean_of_the_online_heads(model):
+def test_deterministic_actions_are_greedy_in_the_mean_of_the_online_heads(model):
     actions, nothing = model.predict(CHAIN)
     assert nothing is None
     assert actions.shape == (8,)
@@ -197,7 +197,7 @@ def test_deterministic_is_the_best_action_by_the_mean_of_the_online_heads(model)
     assert all(np.array_equal(model.predict(CHAIN)[0], actions) for _ in range(5))
 
 
-def test_one_observation_gives_a_number_and_a_batch_of_one_gives_an_array(model):
+def test_an_observation_gives_a_number_and_a_batch_gives_an_array(model):
     one, _ = model.predict(CHAIN[3])
     assert type(one) is int
     batch, _ = model.predict(CHAIN[3:4])
@@ -206,8 +206,8 @@ def test_one_observation_gives_a_number_and_a_batch_of_one_gives_an_array(model)
     assert model.predict(list(CHAIN[3]))[0] == one
 
 
-def test_otherwise_it_acts_as_in_training(tmp_path):
-    """At its last epsilon, here 1: every action comes, and a fresh copy draws the same."""
+def test_stochastic_actions_are_those_of_training(tmp_path):
+    """The last epsilon is 1 here: both actions occur, and a loaded copy draws the same ones."""
     model = make(epsilon_end=1.0)
     draws = [model.predict(CHAIN[0], deterministic=False)[0] for _ in range(40)]
     assert set(draws) == {0, 1}
@@ -217,7 +217,7 @@ def test_otherwise_it_acts_as_in_training(tmp_path):
 
 
 class Numbers(gym.Env):
-    """States 3, 4, 5; from each, the last of the actions 7, 8 is paid."""
+    """States 3, 4 and 5; of the actions 7 and 8, the last one has a reward of 1."""
 
     observation_space = gym.spaces.Discrete(3, start=3)
     action_space = gym.spaces.Discrete(2, start=7)
@@ -266,7 +266,7 @@ def test_evaluation_depends_on_its_seed_only(model):
 # -- saving -------------------------------------------------------------------------------------------------
 
 
-def test_a_loaded_model_is_the_saved_one(model, saved):
+def test_a_loaded_model_equals_the_saved_one(model, saved):
     loaded = isqn.Model.load(saved)
     assert same_state(loaded, model)
     assert (loaded.config, loaded.spec, loaded.num_timesteps) == (model.config, model.spec, model.num_timesteps)
@@ -274,14 +274,14 @@ def test_a_loaded_model_is_the_saved_one(model, saved):
     assert repr(loaded) == repr(model) == f"Model('iS-DQN K=2', \"isqn/Chain-v0\", {model.num_timesteps:,} steps)"
 
 
-def test_saving_again_replaces(model, tmp_path):
+def test_saving_again_replaces_the_model(model, tmp_path):
     make(seed=5).save(tmp_path / "m")
     model.save(tmp_path / "m")
     assert same_state(isqn.Model.load(tmp_path / "m"), model)
     assert sorted(p.name for p in (tmp_path / "m").iterdir()) == ["config.toml", "model"]
 
 
-def test_a_run_folder_loads_as_it_is(model, run_dir):
+def test_a_run_folder_is_loaded_as_a_model(model, run_dir):
     loaded = isqn.Model.load(run_dir)
     assert same_state(loaded, model)
     assert loaded.num_timesteps == model.num_timesteps
@@ -289,7 +289,7 @@ def test_a_run_folder_loads_as_it_is(model, run_dir):
         loaded.save(run_dir)
 
 
-def test_what_is_neither_is_refused(tmp_path):
+def test_a_folder_that_is_neither_model_nor_run_is_refused(tmp_path):
     with pytest.raises(UserError) as error:
         isqn.Model.load(tmp_path)
     assert str(error.value) == f"{tmp_path} is neither a saved model nor a run: there is no config.toml in it."
@@ -338,7 +338,7 @@ def test_a_damaged_model_is_refused_in_a_sentence(saved, tmp_path, name, change,
         ("hidden_sizes = [8]", "hidden_sizes = [8, 8]", "agent.optimizer.0.mu.torso.Dense_1.bias, "),
     ],
 )
-def test_a_configuration_that_does_not_fit_says_where(saved, tmp_path, old, new, sentence):
+def test_a_config_that_does_not_match_the_parameters_is_refused(saved, tmp_path, old, new, sentence):
     folder = tmp_path / "m"
     shutil.copytree(saved, folder)
     text = (folder / "config.toml").read_text()
@@ -349,7 +349,7 @@ def test_a_configuration_that_does_not_fit_says_where(saved, tmp_path, old, new,
     assert str(error.value).startswith(f"{folder} does not fit this configuration: {sentence}")
 
 
-def test_a_model_of_a_format_to_come_is_refused(saved, tmp_path):
+def test_a_model_of_a_future_format_is_refused(saved, tmp_path):
     folder = tmp_path / "m"
     shutil.copytree(saved, folder)
     arrays, manifest = checkpoint.read(folder / "model")
@@ -358,8 +358,8 @@ def test_a_model_of_a_format_to_come_is_refused(saved, tmp_path):
         isqn.Model.load(folder)
 
 
-def test_a_model_of_an_earlier_release_loads_and_acts_as_it_did():
-    """tests/data/model-0.1.0 was saved by isqn 0.1.0; what it then did is beside it."""
+def test_a_model_of_an_earlier_release_acts_as_it_did():
+    """tests/data/model-0.1.0 was saved by isqn 0.1.0, with its actions of that time."""
     recorded = json.loads((STORED / "expected.json").read_text())
     model = isqn.Model.load(STORED)
     assert model.config.label == recorded["label"]
@@ -372,7 +372,7 @@ def test_a_model_of_an_earlier_release_loads_and_acts_as_it_did():
     assert sum(path.stat().st_size for path in STORED.rglob("*") if path.is_file()) < 20_000
 
 
-def test_an_environment_that_does_not_fit_a_model_is_refused(tmp_path):
+def test_an_environment_of_other_shapes_is_refused(tmp_path):
     model = isqn.Model("dqn", env="CartPole-v1")
     model.save(tmp_path / "model")
     other = gym.make("Acrobot-v1")
@@ -384,6 +384,6 @@ def test_an_environment_that_does_not_fit_a_model_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("obs", ["hello", [0.0, 0.0, np.nan, 0.0], [None] * 4], ids=str)
-def test_an_observation_is_made_of_numbers(obs):
+def test_an_observation_that_is_not_finite_numbers_is_refused(obs):
     with pytest.raises(UserError, match="The observation holds something else than finite numbers"):
         isqn.Model("dqn", env="CartPole-v1").predict(obs)

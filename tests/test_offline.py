@@ -1,10 +1,9 @@
-"""Learning from a dataset: laws of its losses, runs that resume to the same bits, evaluations of whole games."""
+"""Learning from a dataset: losses, runs that resume to the same bits, and evaluations of whole games."""
 
 from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -70,15 +69,15 @@ def small(data: Path, **changes) -> CqlConfig:
     return CqlConfig(**fields | changes)
 
 
-def stopped(config: CqlConfig, folder: Path, calls: int, monkeypatch) -> None:
-    """A run that was asked to stop the so-many-th time that it looked."""
+def start_and_stop(config: CqlConfig, folder: Path, calls: int, monkeypatch) -> None:
+    """Start a run and interrupt it when it asks for the `calls`-th time whether to stop."""
     with monkeypatch.context() as patch:
         stop_after(patch, calls)
         with pytest.raises(Interrupted):
             run.start(config, folder, quiet=True)
 
 
-# -- behaviour cloning; that CQL without its weight is DQN is a test of losses
+# -- behaviour cloning (test_losses.py has the law that CQL with a weight of 0 is DQN)
 
 
 def test_cloning_by_hand():
@@ -89,8 +88,8 @@ def test_cloning_by_hand():
         assert cloning(values, values, transition) == pytest.approx(loss, rel=1e-6)
 
 
-def test_cloning_becomes_the_share_of_actions():
-    """One state in which action 2 is taken three times of four."""
+def test_cloning_learns_the_frequencies_of_actions():
+    """In the only state, action 2 is taken three times of four."""
     config = CqlConfig(loss="cloning", scheme="target-free", learning_rate=0.05)
     assert config.label == "BC"
     agent = make_agent(config.replace(hidden_sizes=(5,)), SMALL)
@@ -106,7 +105,7 @@ def test_cloning_becomes_the_share_of_actions():
 # -- logging
 
 
-def test_what_is_logged_is_what_was_played(logged):
+def test_a_log_has_the_episodes_of_the_run(logged):
     dataset = Dataset.open(logged / "dataset")
     episodes = record.read_table(logged / "episodes.csv")
     lengths = [piece.num_transitions for piece in dataset.pieces()]
@@ -118,7 +117,7 @@ def test_what_is_logged_is_what_was_played(logged):
 
 
 def test_a_log_resumes_to_the_same_bits(logged, tmp_path, monkeypatch):
-    stopped(LOGGED, tmp_path / "run", 210, monkeypatch)
+    start_and_stop(LOGGED, tmp_path / "run", 210, monkeypatch)
     assert run.resume(tmp_path / "run", quiet=True)
     assert read_index(tmp_path / "run" / "dataset") == read_index(logged / "dataset")
     Dataset.open(tmp_path / "run" / "dataset")
@@ -131,7 +130,7 @@ def test_a_log_resumes_to_the_same_bits(logged, tmp_path, monkeypatch):
 def test_a_run_resumes_to_the_same_bits(scheme, k, after, data, tmp_path, monkeypatch):
     config = small(data, scheme=scheme, num_bellman_iterations=k, target_sync_period=3)
     run.start(config, tmp_path / "whole", quiet=True)
-    stopped(config, tmp_path / "stopped", after, monkeypatch)
+    start_and_stop(config, tmp_path / "stopped", after, monkeypatch)
     assert run.resume(tmp_path / "stopped", quiet=True)
     assert_same(final(tmp_path / "stopped"), final(tmp_path / "whole"))
     assert record.run_state(tmp_path / "stopped") == "finished"
@@ -139,7 +138,7 @@ def test_a_run_resumes_to_the_same_bits(scheme, k, after, data, tmp_path, monkey
 
 @pytest.fixture(scope="module")
 def breakout(tmp_path_factory) -> Path:
-    """A few hundred steps of random play with real frames."""
+    """Return a dataset of 300 steps of random play on Breakout."""
     folder = tmp_path_factory.mktemp("breakout") / "run"
     few = {"total_timesteps": 300, "epoch_steps": 300, "max_episode_steps": 100, "learning_starts": 300}
     config = preset_config("atari-smoke").replace(env_id="ALE/Breakout-v5", record_dataset=True, **few)
@@ -149,8 +148,8 @@ def breakout(tmp_path_factory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("scheme", "k"), ALL_SCHEMES)
-def test_the_papers_size_starts_stops_and_goes_on_to_the_same_bits(scheme, k, breakout, tmp_path, monkeypatch):
-    """All but the lengths is the preset's, which sees a refresh and an evaluation on both sides of the stop."""
+def test_runs_of_the_size_of_the_paper_resume_to_the_same_bits(scheme, k, breakout, tmp_path, monkeypatch):
+    """Only the lengths differ from the preset. There are refreshes and evaluations before and after the stop."""
     config = preset_config("atari-cql").replace(
         env_id="ALE/Breakout-v5",
         dataset=str(breakout),
@@ -164,14 +163,14 @@ def test_the_papers_size_starts_stops_and_goes_on_to_the_same_bits(scheme, k, br
         max_episode_steps=20,
     )
     run.start(config, tmp_path / "whole", quiet=True)
-    stopped(config, tmp_path / "parts", 20, monkeypatch)
+    start_and_stop(config, tmp_path / "parts", 20, monkeypatch)
     assert 0 < checkpoint.steps(tmp_path / "parts")[0] < 12
     assert run.resume(tmp_path / "parts", quiet=True)
     assert_same(final(tmp_path / "parts"), final(tmp_path / "whole"))
 
 
-def test_a_run_that_was_killed_at_its_very_end_is_over(data, tmp_path):
-    """All is saved, and only the summary does not say so yet."""
+def test_a_run_that_was_killed_before_its_last_summary_is_finished(data, tmp_path):
+    """All is saved, and only the summary is still that of a running run."""
     run.start(small(data), tmp_path / "run", quiet=True)
     before = final(tmp_path / "run")
     summary = record.read_summary(tmp_path / "run")
@@ -181,7 +180,7 @@ def test_a_run_that_was_killed_at_its_very_end_is_over(data, tmp_path):
     assert record.read_summary(tmp_path / "run")["auc"] == summary["auc"]
 
 
-def test_what_a_run_leaves(data, tmp_path):
+def test_files_of_a_run(data, tmp_path):
     run.start(small(data), tmp_path / "run", quiet=True)
     rows = record.read_table(tmp_path / "run" / "evaluations.csv")
     assert [int(row["step"]) for row in rows] == sorted(int(row["step"]) for row in rows)
@@ -198,7 +197,7 @@ def test_what_a_run_leaves(data, tmp_path):
     assert (origin["policy"], origin["subset"], origin["rows"]) == (index["policy"], "all", index["rows"])
 
 
-def test_an_unfinished_dataset_is_not_learned_from(data, tmp_path):
+def test_an_unfinished_dataset_is_refused(data, tmp_path):
     writer = DatasetWriter(tmp_path / "part", run.specification(small(data)), Provenance("somebody"))
     for piece in Dataset.open(data).pieces():
         writer.extend(piece)
@@ -207,59 +206,68 @@ def test_an_unfinished_dataset_is_not_learned_from(data, tmp_path):
         run.start(small(tmp_path / "part"), tmp_path / "run", quiet=True)
 
 
-def test_a_dataset_that_lies_in_a_run_outlives_its_checkpoints(data, tmp_path, monkeypatch):
-    """Only what checkpoints of the run have named is tidied up."""
-    stopped(small(data), tmp_path / "run", 30, monkeypatch)
+def test_a_dataset_in_a_run_folder_is_not_tidied_up(data, tmp_path, monkeypatch):
+    """Only files that are named by checkpoints of the run are removed."""
+    start_and_stop(small(data), tmp_path / "run", 30, monkeypatch)
     shutil.copytree(data, tmp_path / "run" / "dataset")
     assert run.resume(tmp_path / "run", quiet=True)
     Dataset.open(tmp_path / "run" / "dataset")
 
 
-@pytest.mark.parametrize("seeds", ["one for each", "one"])
-def test_a_study_logs_its_datasets(seeds, tmp_path):
-    """Those that are not there; what was logged otherwise is not taken for them."""
-    place = "data/{seed}" if seeds == "one for each" else "data/all"
-    part = {"subset": "first", "fraction": 0.5, "checkpoints": 3}
+def logging_study(dataset: str, **changes) -> Study:
+    """Return a study of two seeds that learns from part of a log, which it trains itself."""
     logged = {name: getattr(LOGGED, name) for name in ("hidden_sizes", "epoch_steps", "learning_starts", "buffer_size")}
-    asked = Study(
+    log = {"total_timesteps": 300, "log_period_steps": 100, "subset": "first", "fraction": 0.5, "checkpoints": 3}
+    return Study(
         name="mine",
         question="Is it logged?",
         agent="cql",
         baseline="TB-CQL",
         seeds=(0, 1),
-        tasks=({"env_id": "isqn/Chain-v0", "dataset": place},),
+        tasks=({"env_id": "isqn/Chain-v0", "dataset": dataset},),
         methods=({"scheme": "target-based"},),
         settings={"num_updates": 10, "epoch_updates": 10, "log_period_updates": 10, "evaluation_steps": 0},
-        datasets={**logged, "total_timesteps": 300, "log_period_steps": 100, **part},
+        datasets={**logged, **log, **changes},
     )
 
-    def trained(asked: Study) -> drive.Outcome:
-        engine = engines.make("local", tmp_path / "out", 1, None, 0.0, "slurm", ())
-        return drive.train(asked, tmp_path / "out", engine, quiet=True)
 
-    def changed(**datasets) -> Study:
-        return replace(asked, datasets=asked.datasets | datasets)
+def train_study(study: Study, out: Path) -> drive.Outcome:
+    engine = engines.make("local", out, 1, None, 0.0, "slurm", ())
+    return drive.train(study, out, engine, quiet=True)
 
-    for outside in ("/data/{seed}", "../data", "data/{sede}"):
-        with pytest.raises(UserError, match="it must be a path inside the study's folder, where"):
-            replace(asked, tasks=({"env_id": "isqn/Chain-v0", "dataset": outside},))
-    assert len(drive.datasets_to_log(asked, tmp_path / "out", 1)) == (2 if seeds == "one for each" else 1)
-    assert trained(asked) == (2, 2, [])
-    made = [read_index(path.parent) for path in sorted((tmp_path / "out" / "data").glob("*/index.json"))]
-    assert [index["policy"] for index in made] == [
-        f"iS-DQN K=1, seed {seed}, while it learns" for seed in ((0, 1) if seeds == "one for each" else (0,))
-    ]
-    assert all((index["subset"], index["fraction"], index["num_checkpoints"]) == ("first", 0.5, 3) for index in made)
-    shutil.rmtree(tmp_path / "out" / "data")
-    assert trained(asked) == (2, 2, [])  # nothing is left to train, so nothing is logged
-    assert not (tmp_path / "out" / "data").exists()
-    shutil.rmtree(tmp_path / "out" / "runs")
+
+@pytest.mark.parametrize("place", ["/data/{seed}", "../data", "data/{sede}"])
+def test_the_datasets_of_a_study_lie_in_its_folder(place):
+    with pytest.raises(UserError, match="it must be a path inside the study's folder, where"):
+        logging_study(place)
+
+
+def test_a_study_logs_a_dataset_for_each_seed(tmp_path):
+    study = logging_study("data/{seed}")
+    assert len(drive.datasets_to_log(study, tmp_path, 1)) == 2
+    assert train_study(study, tmp_path) == (2, 2, [])
+    indices = [read_index(tmp_path / "data" / str(seed)) for seed in (0, 1)]
+    assert [index["policy"] for index in indices] == [f"iS-DQN K=1, seed {seed}, while it learns" for seed in (0, 1)]
+    assert all((index["subset"], index["fraction"], index["num_checkpoints"]) == ("first", 0.5, 3) for index in indices)
+    shutil.rmtree(tmp_path / "data")
+    assert train_study(study, tmp_path) == (2, 2, [])  # nothing is left to train, so nothing is logged
+    assert not (tmp_path / "data").exists()
+
+
+def test_a_dataset_for_all_seeds_is_logged_once_and_again_if_it_is_missing(tmp_path):
+    """A log with other settings, or another part of it, is not used in its place."""
+    study = logging_study("data/all")
+    assert len(drive.datasets_to_log(study, tmp_path, 1)) == 1
+    assert train_study(study, tmp_path) == (2, 2, [])
+    assert read_index(tmp_path / "data" / "all")["policy"] == "iS-DQN K=1, seed 0, while it learns"
+    for folder in ("data", "runs"):
+        shutil.rmtree(tmp_path / folder)
     with pytest.raises(UserError, match="has total_timesteps = 300, and the study says 600"):
-        trained(changed(total_timesteps=600))
-    assert trained(asked) == (2, 2, [])
-    shutil.rmtree(tmp_path / "out" / "runs")
+        train_study(logging_study("data/all", total_timesteps=600), tmp_path)
+    assert train_study(study, tmp_path) == (2, 2, [])
+    shutil.rmtree(tmp_path / "runs")
     with pytest.raises(UserError, match="is another part of its log than the study says"):
-        trained(changed(fraction=0.25))
+        train_study(logging_study("data/all", fraction=0.25), tmp_path)
 
 
 def test_batches_do_not_depend_on_when_they_are_drawn():
@@ -271,7 +279,7 @@ def test_batches_do_not_depend_on_when_they_are_drawn():
         assert drawn[-1] == list(range(first, first + 20))
 
 
-def test_a_run_does_not_overwrite_what_it_learns_from(logged, tmp_path):
+def test_a_run_does_not_overwrite_its_dataset(logged, tmp_path):
     shutil.copytree(logged, tmp_path / "run")
     with pytest.raises(UserError, match=r"lies in .*dataset, which is learned from; choose another --run-dir\."):
         run.start(small(tmp_path / "run" / "dataset"), tmp_path / "run" / "dataset" / "run", quiet=True)
@@ -280,15 +288,15 @@ def test_a_run_does_not_overwrite_what_it_learns_from(logged, tmp_path):
     assert Dataset.open(tmp_path / "run" / "dataset").num_transitions
 
 
-def test_offline_runs_are_called_so(data):
+def test_labels_of_offline_runs(data):
     assert small(data).label == "iS-CQL K=1"
     assert small(data, loss="dqn").label == "iS-offline DQN K=1"
     assert small(data, loss="cloning", scheme="target-free").label == "BC"
 
 
-def test_a_dataset_that_has_changed_is_not_gone_on_with(data, tmp_path, monkeypatch):
+def test_resuming_with_a_changed_dataset_is_refused(data, tmp_path, monkeypatch):
     shutil.copytree(data, tmp_path / "data")
-    stopped(small(tmp_path / "data"), tmp_path / "run", 30, monkeypatch)
+    start_and_stop(small(tmp_path / "data"), tmp_path / "run", 30, monkeypatch)
     shutil.rmtree(tmp_path / "data")
     run.start(LOGGED.replace(seed=1), tmp_path / "other", quiet=True)
     shutil.copytree(tmp_path / "other" / "dataset", tmp_path / "data")
@@ -296,9 +304,9 @@ def test_a_dataset_that_has_changed_is_not_gone_on_with(data, tmp_path, monkeypa
         run.resume(tmp_path / "run", quiet=True)
 
 
-def test_a_dataset_that_was_moved_may_be_named_anew(data, tmp_path, monkeypatch):
+def test_a_run_resumes_with_a_moved_dataset(data, tmp_path, monkeypatch):
     shutil.copytree(data, tmp_path / "data")
-    stopped(small(tmp_path / "data"), tmp_path / "run", 30, monkeypatch)
+    start_and_stop(small(tmp_path / "data"), tmp_path / "run", 30, monkeypatch)
     (tmp_path / "data").rename(tmp_path / "moved")
     with pytest.raises(UserError, match=r"learns from, is not there; .* `dataset` in \S+config\.toml may be changed\."):
         run.resume(tmp_path / "run", quiet=True)
@@ -310,8 +318,8 @@ def test_a_dataset_that_was_moved_may_be_named_anew(data, tmp_path, monkeypatch)
 # -- evaluations
 
 
-def test_evaluations_end_their_games(data):
-    """Random play on the chain: games of at most 100 steps, each share is played, and no game is cut."""
+def test_evaluations_play_whole_games(data):
+    """On the chain, a game has at most 100 steps; each environment plays its share of whole games."""
     config = small(data)
     agent = make_agent(config, run.specification(config))
     state = agent.init(0)
@@ -343,11 +351,11 @@ def test_native_and_host_evaluations_agree(data):
     assert lengths[0] == pytest.approx(lengths[1], rel=0.15)
 
 
-# -- the whole way
+# -- from playing to learning
 
 
-def test_from_playing_to_learning_offline(tmp_path, monkeypatch, capsys):
-    """MinAtar, by what people type: log, take a part, look at it, learn, go on, evaluate, collect, report."""
+def test_commands_from_playing_to_learning_offline(tmp_path, monkeypatch, capsys):
+    """On MinAtar: log, select a part, learn, resume, evaluate, collect, report, inspect."""
     monkeypatch.chdir(tmp_path)
     short = "--total-timesteps 400 --epoch-steps 200 --learning-starts 100 --log-period-steps 100"
     for words in (
@@ -386,7 +394,7 @@ def test_from_playing_to_learning_offline(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out == f"part/{shard.name} is not what was written: its checksum differs.\n"
 
 
-def test_the_facade(data, tmp_path):
+def test_fit_of_a_model(data, tmp_path):
     model = isqn.Model("cql", env="isqn/Chain-v0", hidden_sizes=(8,), evaluation_steps=0)
     with pytest.raises(UserError, match="num_updates is '10'; it must be a whole number"):
         model.fit(data, "10")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -90,11 +91,11 @@ def browser():
         yield playwright.chromium.launch(executable_path=executable, args=list(BROWSER_FLAGS))
 
 
-@pytest.fixture
-def visit(browser, tmp_path):
+@contextmanager
+def visits(browser, folder):
     """Open reports as files; check at the end for console messages, errors and requests of other resources."""
     messages, requests, contexts = [], [], []
-    path = tmp_path / "index.html"
+    path = folder / "index.html"
 
     def open_page(report: Report, device=DESKTOP, prepare=lambda page: None, refresh_seconds=None):
         path.write_text(page.render(report, refresh_seconds=refresh_seconds), encoding="utf-8")
@@ -114,6 +115,31 @@ def visit(browser, tmp_path):
         context.close()
     assert messages == []
     assert set(requests) == {path.as_uri()}
+
+
+@pytest.fixture
+def visit(browser, tmp_path):
+    """Return a function that opens a report."""
+    with visits(browser, tmp_path) as open_page:
+        yield open_page
+
+
+@pytest.fixture(scope="module")
+def small_page(browser, tmp_path_factory):
+    with visits(browser, tmp_path_factory.mktemp("small")) as open_page:
+        yield open_page(small_report())
+
+
+@pytest.fixture
+def small_tab(small_page):
+    """Return the small report in a tab that several tests share; each gets it as it was opened."""
+    yield small_page
+    for button in small_page.locator(".toggles button[aria-pressed=false]").all():
+        button.click()
+    small_page.mouse.move(0, 0)
+    small_page.set_viewport_size(DESKTOP["viewport"])
+    small_page.evaluate("document.activeElement.blur(); scrollTo(0, 0)")
+    wait_until_drawn(small_page)
 
 
 def wait_until_drawn(tab) -> None:
@@ -178,8 +204,8 @@ def test_every_chart_is_drawn_and_the_page_does_not_scroll_sideways(visit, devic
     assert (widths[0] > widths[1]) == (per_row == 1)  # a wide table scrolls in its own box
 
 
-def test_a_button_toggles_a_label_in_all_charts(visit):
-    tab = visit(small_report())
+def test_a_button_toggles_a_label_in_all_charts(small_tab):
+    tab = small_tab
     button = tab.get_by_role("button", name="TF-DQN", exact=True)
     before = [count_drawn_lines(tab, index) for index in range(3)]
     assert before == [4, 4, 0]
@@ -199,8 +225,8 @@ def test_a_button_toggles_a_label_in_all_charts(visit):
     assert [count_drawn_lines(tab, index) for index in range(3)] == before
 
 
-def test_buttons_work_with_the_keyboard(visit):
-    tab = visit(small_report())
+def test_buttons_work_with_the_keyboard(small_tab):
+    tab = small_tab
     tab.locator(".box").first.focus()
     tab.keyboard.press("Tab")
     tab.keyboard.press("Tab")
@@ -211,8 +237,8 @@ def test_buttons_work_with_the_keyboard(visit):
         assert count_visible_traces(tab, "TF-DQN") == expected
 
 
-def test_buttons_exist_for_labels_of_lines_and_not_for_labels_of_bars_only(visit):
-    tab = visit(small_report())
+def test_buttons_exist_for_labels_of_lines_and_not_for_labels_of_bars_only(small_tab):
+    tab = small_tab
     assert tab.locator(".toggles button").all_inner_texts() == [*LABELS[:3], "human"]
     tab.set_viewport_size({"width": 1280, "height": 300})
     tab.evaluate("document.querySelector('.chart').scrollIntoView({ block: 'center' })")
@@ -235,9 +261,9 @@ def test_single_seeds_are_hidden_only_behind_intervals(visit):
     assert "single seeds" not in page.render(make(Chart("lines", {"TF-DQN": Series(mean, x=x, seeds=seeds)})))
 
 
-def test_hovering_shows_the_values_of_all_labels_at_an_x(visit):
+def test_hovering_shows_the_values_of_all_labels_at_an_x(small_tab):
     """At x = 400 of panel 1, k = 4, the values are 10 + j + 4 and the level of 7."""
-    tab = visit(small_report())
+    tab = small_tab
     tab.mouse.move(*screen_position(tab, 1, 400))
     expected = ["TB-DQN 14 [13.5, 14.25]", "TF-DQN 15 [14.5, 15.25]", "iS-DQN K=1 16 [15.5, 16.25]", "human 7"]
     assert readout(tab, "steps: 400") == ["steps: 400", *expected]
@@ -277,8 +303,8 @@ def test_labels_with_different_x_values_can_all_be_hovered(visit):
         assert readout(tab, f"steps: {x:,}") == [f"steps: {x:,}", *expected]
 
 
-def test_dragging_zooms_one_panel_and_a_double_click_zooms_out(visit):
-    tab = visit(small_report())
+def test_dragging_zooms_one_panel_and_a_double_click_zooms_out(small_tab):
+    tab = small_tab
     before, beside = axis_ranges(tab, 0), axis_ranges(tab, 1)
     (left, y), (right, _) = screen_position(tab, 0, 200), screen_position(tab, 0, 700)
     drag(tab, (left, y), (right, y + 3))
@@ -428,8 +454,8 @@ def test_the_page_works_if_the_browser_forbids_storage(visit):
     assert count_visible_traces(tab, "TF-DQN") == [2, 2, 2]
 
 
-def test_the_printed_page_has_a_legend_and_panels_that_fit(visit):
-    tab = visit(small_report())
+def test_the_printed_page_has_a_legend_and_panels_that_fit(small_tab):
+    tab = small_tab
     widths = [chart(tab, index).locator(".main-svg").first.bounding_box()["width"] for index in range(3)]
     tab.emulate_media(media="print")
     tab.evaluate("dispatchEvent(new Event('beforeprint'))")

@@ -13,11 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers import DISCOUNT, FRAMES, make_spec, play_episodes, random_frame
 from isqn.data.files import DamagedFile, files_needed
 from isqn.data.replay import Replay, memory_needed
 from isqn.types import EnvSpec, Transition, UserError
-
-DISCOUNT = 0.9
 
 
 @dataclass
@@ -91,43 +90,6 @@ class ListReplay:
         return result
 
 
-FRAMES = [  # (shape, dtype): words of 1, 2, 4 and 8 bytes; one or several channels
-    ((3, 3, 1), "uint8"),
-    ((2, 3, 3), "uint8"),
-    ((4, 4, 1), "uint8"),
-    ((2, 3, 2), "bool"),
-    ((3,), "float32"),
-    ((2,), "float64"),
-]
-
-
-def make_spec(shape=(4, 4, 1), dtype="uint8", stack=4, num_actions=5):
-    return EnvSpec("Toy", "toy", shape, dtype, num_actions, frame_stack=stack)
-
-
-def random_frame(spec, rng):
-    if spec.frame_dtype in ("uint8", "bool"):
-        return rng.integers(0, 2 if spec.frame_dtype == "bool" else 256, spec.frame_shape).astype(spec.frame_dtype)
-    return rng.normal(size=spec.frame_shape).astype(spec.frame_dtype)
-
-
-def play(spec, episodes, seed, *replays):
-    """Add the same episodes, given as (length, end), to every replay, and yield after each row."""
-    rng = np.random.default_rng(seed)
-    for length, end in episodes:
-        frame = random_frame(spec, rng)
-        for replay in replays:
-            replay.add_first(frame)
-        yield
-        for step in range(length):
-            ends = (end in ("terminated", "both"), end in ("truncated", "both"))
-            ends = ends if step == length - 1 else (False, False)
-            transition = (int(rng.integers(spec.num_actions)), float(rng.normal() * 2), *ends, random_frame(spec, rng))
-            for replay in replays:
-                replay.add(*transition)
-            yield
-
-
 def assert_same_content(replay, reference):
     expected = reference.transitions()
     starts = replay.valid_starts()
@@ -188,7 +150,7 @@ def make_replay_and_reference(frame, stack, n, capacity, compress, reward_clip):
 def test_replay_matches_a_list_of_transitions(replay_config, episodes, check_every, seed):
     spec, make, reference = make_replay_and_reference(**replay_config)
     replay = make()
-    for row, _ in enumerate(play(spec, episodes, seed, replay, reference)):
+    for row, _ in enumerate(play_episodes(spec, episodes, seed, replay, reference)):
         if row % check_every == 0:
             assert_same_content(replay, reference)
     assert_same_content(replay, reference)
@@ -202,7 +164,7 @@ def test_replay_matches_a_list_with_several_blocks_per_segment(compress, stack):
     spec, make, reference = make_replay_and_reference(**replay_config, compress=compress)
     replay = make()
     episodes = [(length, "truncated" if length % 3 else "terminated") for length in range(1, 90)]
-    for row, _ in enumerate(play(spec, episodes, 0, replay, reference)):
+    for row, _ in enumerate(play_episodes(spec, episodes, 0, replay, reference)):
         if row % 997 == 0:
             assert_same_content(replay, reference)
     assert reference.total > 2 * 1600
@@ -213,7 +175,7 @@ def test_replay_matches_a_list_with_several_blocks_per_segment(compress, stack):
 def test_samples_are_uniform_over_the_valid_starts(compress):
     spec, make, reference = make_replay_and_reference(FRAMES[4], 2, 2, 30, compress, None)
     replay = make()
-    for _ in play(
+    for _ in play_episodes(
         spec, [(3, "terminated"), (5, "truncated"), (1, "terminated"), (9, "abandoned")], 0, replay, reference
     ):
         pass
@@ -352,7 +314,7 @@ def test_a_restored_replay_continues_exactly_as_the_saved_one(replay_config, epi
 
     current = Current()
     with tempfile.TemporaryDirectory() as folder:
-        for row, _ in enumerate(play(spec, episodes, seed, never_saved, reference, current)):
+        for row, _ in enumerate(play_episodes(spec, episodes, seed, never_saved, reference, current)):
             if row in save_rows:
                 description = json.loads(json.dumps(current.replay.save(Path(folder))))
                 current.replay = make()
@@ -368,7 +330,7 @@ def test_an_empty_replay_can_be_saved(tmp_path, compress):
     description = make().save(tmp_path)
     replay = make()
     replay.restore(description, tmp_path)
-    for _ in play(spec, [(3, "terminated")], 0, replay, reference):
+    for _ in play_episodes(spec, [(3, "terminated")], 0, replay, reference):
         pass
     assert_same_content(replay, reference)
 
@@ -377,7 +339,7 @@ def test_an_empty_replay_can_be_saved(tmp_path, compress):
 def test_saving_writes_only_new_segments(tmp_path, monkeypatch, compress):
     spec, make, _ = make_replay_and_reference(FRAMES[2], 4, 1, 1600, compress, None)  # segments of 24 rows
     replay = make()
-    steps = play(spec, [(150, "truncated")] * 30, 0, replay)
+    steps = play_episodes(spec, [(150, "truncated")] * 30, 0, replay)
 
     def advance(rows):
         for _ in range(rows):
@@ -427,15 +389,15 @@ def test_saving_writes_only_new_segments(tmp_path, monkeypatch, compress):
 def test_diverging_from_an_old_checkpoint_overwrites_no_file(tmp_path):
     spec, make, _ = make_replay_and_reference(FRAMES[2], 4, 1, 100, True, None)
     replay = make()
-    for _ in play(spec, [(29, "truncated")], 0, replay):
+    for _ in play_episodes(spec, [(29, "truncated")], 0, replay):
         pass
     early = replay.save(tmp_path)
-    for _ in play(spec, [(29, "truncated")], 1, replay):
+    for _ in play_episodes(spec, [(29, "truncated")], 1, replay):
         pass
     late = replay.save(tmp_path)
     other = make()
     other.restore(early, tmp_path)
-    for _ in play(spec, [(29, "truncated")], 2, other):
+    for _ in play_episodes(spec, [(29, "truncated")], 2, other):
         pass
     other_late = other.save(tmp_path)
     assert files_needed(other_late) != files_needed(late)
@@ -450,7 +412,7 @@ def test_diverging_from_an_old_checkpoint_overwrites_no_file(tmp_path):
 def test_damage_is_detected(tmp_path, compress, which):
     spec, make, _ = make_replay_and_reference(FRAMES[2], 4, 1, 100, compress, None)
     replay = make()
-    for _ in play(spec, [(50, "terminated")], 0, replay):
+    for _ in play_episodes(spec, [(50, "terminated")], 0, replay):
         pass
     description = replay.save(tmp_path)
     make().restore(description, tmp_path)
@@ -483,7 +445,7 @@ def test_memory_needed_predicts_the_size_of_a_full_replay(compress):
     spec = make_spec((16, 16, 1), stack=4)
     needed = memory_needed(spec, 2000, compress)
     replay = Replay(spec, 2000, compress=compress, discount=DISCOUNT)
-    for _ in play(spec, [(99, "truncated")] * 45, 0, replay):  # noise is the worst case
+    for _ in play_episodes(spec, [(99, "truncated")] * 45, 0, replay):  # noise is the worst case
         pass
     if compress:
         assert needed.columns + needed.frames < replay.nbytes <= needed.columns + needed.max_frames

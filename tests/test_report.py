@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from helpers import run_config, write_run
 from isqn.agents.cql import CqlConfig
 from isqn.agents.dqn import DqnConfig
 from isqn.agents.sac import SacConfig
@@ -30,7 +31,6 @@ from isqn.study.grid import Cell, Study
 from isqn.study.grid import to_toml as study_toml
 from isqn.train import record
 from isqn.types import UserError
-from test_results import config, write_run
 
 TB, TF, IS = {"scheme": "target-based"}, {"scheme": "target-free"}, {"scheme": "iterated-shared"}
 TASK = {"env_id": "CartPole-v1", "random_score": 0.0, "reference_score": 10.0}  # a score is a tenth of the return
@@ -111,6 +111,19 @@ def four_seeds(tmp_path_factory):
     requested = make_study(TB, TF, seeds=(0, 1, 2, 3))
     folder = tmp_path_factory.mktemp("four") / "study"
     return write_study(folder, requested, returns_by_method(TB_DQN=[30, 10, 40, 20], TF_DQN=[20, 100, 30, 60]))
+
+
+@pytest.mark.parametrize(
+    ("returns", "sentence"),
+    [
+        ([20, 20], "TF-DQN scores 2.00 [2.00, 2.00] of TB-DQN, with 0.50 of its parameters: better."),
+        ([5, 5], "TF-DQN scores 0.50 [0.50, 0.50] of TB-DQN, with 0.50 of its parameters: worse."),
+        ([5, 20], "TF-DQN scores 1.25 [0.50, 2.00] of TB-DQN, with 0.50 of its parameters: no difference can be seen."),
+    ],
+)
+def test_the_headline_in_words(returns, sentence, tmp_path):
+    study = write_study(tmp_path / "s", make_study(TB, TF), returns_by_method(TB_DQN=[10, 10], TF_DQN=returns))
+    assert build_report(study).findings == (sentence,)
 
 
 def test_headline_by_hand(four_seeds):
@@ -626,7 +639,7 @@ def write_runs(root: Path, *runs: tuple[str, DqnConfig], epochs=(30, 40), **more
 
 
 def small_config(scheme: str, seed: int = 0, **settings) -> DqnConfig:
-    return config(seed=seed, **{"epochs": 2, "scheme": scheme, "hidden_sizes": (4,)} | settings)
+    return run_config(seed=seed, **{"epochs": 2, "scheme": scheme, "hidden_sizes": (4,)} | settings)
 
 
 def test_a_folder_of_runs_without_a_study_is_compared(tmp_path):
@@ -863,8 +876,9 @@ def test_watch_updates_the_page_until_every_run_has_finished(tmp_path, monkeypat
 
 def test_the_command_prints_the_table_and_the_page(reported, tmp_path, capsys):
     assert main(["report", str(reported.folder), "-o", str(tmp_path), "--figure", "auc"]) == 0
-    header, *rows, path = capsys.readouterr().out.splitlines()
+    header, *rows, finding, path = capsys.readouterr().out.splitlines()
     assert header.split("  ")[0] == "method"
+    assert re.fullmatch(r"TF-DQN scores 1\.80 \[.+\] of TB-DQN, with 0\.50 of its parameters: .+\.", finding)
     assert [row.split()[:2] for row in rows] == [["TB-DQN", "1.00"], ["TF-DQN", "1.80"]]
     assert path == str(tmp_path / "index.html")
     assert {file.name for file in (tmp_path / "figures").iterdir()} == {"auc.svg", "auc.pdf", "auc.png", "auc.csv"}

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from isqn.agents.dqn import DqnConfig
+from helpers import run_config, write_run
 from isqn.analysis.results import (
     IncomparableError,
     Run,
@@ -24,52 +22,6 @@ from isqn.config.toml import to_toml
 from isqn.train import record
 from isqn.types import UserError
 
-METRICS = ("step", "frame", "updates", "epsilon", "loss", "q_value", "steps_per_second", "memory_mb", "seconds")
-
-
-def write_table(path: Path, columns: dict[str, list]) -> None:
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(columns)
-        writer.writerows(zip(*columns.values(), strict=True))
-
-
-def write_run(
-    folder: Path, config: DqnConfig, epochs: list, *, finished: bool = True, metrics: dict | None = None, **summary
-) -> Path:
-    """Write a run folder. `epochs` has for each epoch the return of its only episode, or a list of returns."""
-    folder.mkdir(parents=True)
-    (folder / "config.toml").write_text(to_toml(config))
-    episodes = [
-        (e, r) for e, returns in enumerate(epochs) for r in (returns if isinstance(returns, list) else [returns])
-    ]
-    rows = [(e, i, 10 * i + 10, 10 * i + 10, r, 10, i) for i, (e, r) in enumerate(episodes)]
-    columns = zip(record.EPISODE_COLUMNS, zip(*rows, strict=True) if rows else [()] * 7, strict=True)
-    write_table(folder / "episodes.csv", {name: list(column) for name, column in columns})
-    steps = [config.epoch_end(e) for e in range(len(epochs))]
-    frames = 4 if config.env_id.startswith("ALE/") else 2  # different from steps, to catch a confusion of the two
-    given = {"step": steps, **(metrics or {})}
-    given["frame"] = [frames * step for step in given["step"]]
-    given = {"seconds": [0.01 * step for step in given["step"]], "memory_mb": [250] * len(given["step"])} | given
-    write_table(
-        folder / "metrics.csv", {name: given.get(name, [""] * len(given["step"])) for name in (*METRICS, *given)}
-    )
-    about = {
-        "protocol": "gymnasium",
-        "trained_with": ["."],
-        "cores": 1,
-        "command": "/opt/bin/isqn train dqn",
-        **summary,
-    }
-    record.write_summary(folder, {"status": "running", **about})
-    if finished:
-        record.write_summary(folder, {"status": "finished", **about, **record.results(folder)})
-    return folder
-
-
-def config(task: str = "CartPole-v1", seed: int = 0, epochs: int = 3, **settings) -> DqnConfig:
-    return DqnConfig(env_id=task, seed=seed, epoch_steps=1_000, total_timesteps=1_000 * epochs, **settings)
-
 
 def run(method: str, seed: int, *returns: float, task: str = "CartPole-v1", epochs: int = 3, **more) -> Run:
     """Make a run as `read_run` returns it. It is finished if it has all its epochs."""
@@ -79,7 +31,7 @@ def run(method: str, seed: int, *returns: float, task: str = "CartPole-v1", epoc
         "summary": {"protocol": "gymnasium"},
         "metrics": {"step": steps},
     } | more
-    return Run(task, method, config(task, seed, epochs), returns, **fields)
+    return Run(task, method, run_config(task, seed, epochs), returns, **fields)
 
 
 def table(tasks=("CartPole-v1",), methods=("TB", "TF"), seeds=(0, 1, 2), but=(), **more) -> list[Run]:
@@ -96,8 +48,8 @@ TASK, METHODS, SEEDS = ("CartPole-v1",), ("TB", "TF"), (0, 1, 2)
 
 def test_a_finished_run_is_read_back(tmp_path):
     rows = {"step": [1000, 2000], "loss": ["", 0.5]}
-    write_run(tmp_path / "run", config(seed=7), [[1, 3], 4, [5, 6, 7]], metrics=rows)
-    one = read_run(tmp_path / "run", config(seed=7), "a task", "a method")
+    write_run(tmp_path / "run", run_config(seed=7), [[1, 3], 4, [5, 6, 7]], metrics=rows)
+    one = read_run(tmp_path / "run", run_config(seed=7), "a task", "a method")
     assert one.key == ("a task", "a method", 7)
     assert one.returns == (2, 4, 6)
     assert one.finished
@@ -107,25 +59,25 @@ def test_a_finished_run_is_read_back(tmp_path):
 
 
 def test_the_last_epoch_of_an_unfinished_run_is_in_progress(tmp_path):
-    write_run(tmp_path / "run", config(), [1, 2, [9, 9]], finished=False)
-    one = read_run(tmp_path / "run", config(), "t", "m")
+    write_run(tmp_path / "run", run_config(), [1, 2, [9, 9]], finished=False)
+    one = read_run(tmp_path / "run", run_config(), "t", "m")
     assert one.returns == (1, 2)
     assert not one.finished
 
 
 @pytest.mark.parametrize("text", [None, "", "{", '{"status": "fini'])
 def test_a_run_without_a_valid_summary_is_unfinished(tmp_path, text):
-    write_run(tmp_path / "run", config(), [1, 2, 3])
+    write_run(tmp_path / "run", run_config(), [1, 2, 3])
     (tmp_path / "run" / "summary.json").unlink()
     if text is not None:
         (tmp_path / "run" / "summary.json").write_text(text)
-    one = read_run(tmp_path / "run", config(), "t", "m")
+    one = read_run(tmp_path / "run", run_config(), "t", "m")
     assert (one.returns, one.finished, one.protocol) == ((1, 2), False, "unknown")
 
 
 def test_a_run_that_has_just_started_has_no_results(tmp_path):
-    (tmp_path / "config.toml").write_text(to_toml(config()))
-    one = read_run(tmp_path, config(), "t", "m")
+    (tmp_path / "config.toml").write_text(to_toml(run_config()))
+    one = read_run(tmp_path, run_config(), "t", "m")
     assert (one.returns, one.finished, one.metrics) == ((), False, {})
 
 
@@ -134,26 +86,26 @@ def test_a_run_that_has_just_started_has_no_results(tmp_path):
     [([[], 4, [], 6], (4, 4, 4, 6)), ([1, [], [], []], (1, 1, 1, 1)), ([[], [], [], 2], (2, 2, 2, 2)), ([[]] * 4, ())],
 )
 def test_an_epoch_without_an_episode_has_the_return_of_its_neighbour(tmp_path, epochs, filled):
-    write_run(tmp_path / "run", config(epochs=4), epochs)
-    assert read_run(tmp_path / "run", config(epochs=4), "t", "m").returns == filled
+    write_run(tmp_path / "run", run_config(epochs=4), epochs)
+    assert read_run(tmp_path / "run", run_config(epochs=4), "t", "m").returns == filled
 
 
 @pytest.mark.parametrize(
     ("file", "text"), [("episodes.csv", "epoch,return\n0,high\n1,1\n"), ("metrics.csv", "step\nx\n")]
 )
 def test_a_damaged_table_is_refused_with_its_path(tmp_path, file, text):
-    write_run(tmp_path / "run", config(), [1, 2, 3], finished=False)
+    write_run(tmp_path / "run", run_config(), [1, 2, 3], finished=False)
     (tmp_path / "run" / file).write_text(text)
     sentence = rf"run/{file} is damaged \(ValueError: .*\); move .*run away, and train that run again\.$"
     with pytest.raises(UserError, match=sentence):
-        read_run(tmp_path / "run", config(), "t", "m")
+        read_run(tmp_path / "run", run_config(), "t", "m")
 
 
 def test_a_finished_summary_without_returns_is_refused(tmp_path):
-    write_run(tmp_path / "run", config(), [1, 2, 3])
+    write_run(tmp_path / "run", run_config(), [1, 2, 3])
     record.write_summary(tmp_path / "run", {"status": "finished"})
     with pytest.raises(UserError, match=r"run/summary\.json is damaged \(KeyError: 'epoch_returns'\)"):
-        read_run(tmp_path / "run", config(), "t", "m")
+        read_run(tmp_path / "run", run_config(), "t", "m")
 
 
 @pytest.mark.parametrize(
@@ -169,10 +121,10 @@ def test_a_finished_summary_without_returns_is_refused(tmp_path):
 )
 def test_an_altered_summary_is_refused(tmp_path, field, value):
     """Without this check, missing returns would be filled like epochs without an episode."""
-    write_run(tmp_path / "run", config(), [1, 2, 3])
+    write_run(tmp_path / "run", run_config(), [1, 2, 3])
     record.write_summary(tmp_path / "run", {**record.read_summary(tmp_path / "run"), field: value})
     with pytest.raises(UserError, match=r"run/summary\.json is damaged"):
-        read_run(tmp_path / "run", config(), "t", "m")
+        read_run(tmp_path / "run", run_config(), "t", "m")
 
 
 # -- combining runs --------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Trackers see what the run's own files say, under CleanRL's names, and never stop a run."""
+"""Trackers get the metrics of the tables under the names of CleanRL, and never stop a run."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SWITCHED_OFF = "failed and is switched off; the run goes on with its own files"
 
 
 def scalars(folder: Path) -> dict[str, dict[int, float]]:
-    """Name -> step -> value, read from TensorBoard's event files."""
+    """Return name -> step -> value from the event files of TensorBoard."""
     event_pb2 = pytest.importorskip("tensorboardX.proto.event_pb2")
     found: dict[str, dict[int, float]] = {}
     for path in sorted(folder.glob("events.out.tfevents.*")):
@@ -50,7 +50,7 @@ def scalars(folder: Path) -> dict[str, dict[int, float]]:
 
 
 @LOOPS
-def test_tensorboard_events_are_the_tables_under_cleanrls_names(config, tmp_path):
+def test_tensorboard_gets_the_rows_of_the_tables_under_the_names_of_cleanrl(config, tmp_path):
     pytest.importorskip("tensorboardX")
     run.start(config.replace(track="tensorboard"), tmp_path / "run", quiet=True)
     found = scalars(tmp_path / "run" / "tensorboard")
@@ -74,14 +74,14 @@ def test_tensorboard_events_are_the_tables_under_cleanrls_names(config, tmp_path
         assert found[name] == pytest.approx(expected, rel=1e-5), name
 
 
-def test_nothing_is_tracked_unless_asked(tmp_path):
+def test_runs_are_not_tracked_by_default(tmp_path):
     run.start(HOST, tmp_path / "run", quiet=True)
     assert not (tmp_path / "run" / "tensorboard").exists()
     assert DqnConfig().track == "none"
 
 
 class Fake(types.ModuleType):
-    """A tracking library that fails where it is told to, and writes down what it is given."""
+    """Fake tracking library, which fails in the function `fails` and records all calls."""
 
     def __init__(self, name: str, fails: str):
         super().__init__(name)
@@ -105,8 +105,11 @@ class Fake(types.ModuleType):
         self._at("finish")
 
 
-@LOOPS
-@pytest.mark.parametrize("place", ["init", "log", "finish"])
+@pytest.mark.parametrize(
+    ("config", "place"),
+    [(HOST, "init"), (HOST, "log"), (HOST, "finish"), (COMPILED, "log")],
+    ids=["init", "log", "finish", "log-compiled"],
+)
 def test_a_tracker_that_fails_is_switched_off_with_one_warning(config, place, tmp_path, monkeypatch):
     fake = Fake("wandb", fails=place)
     monkeypatch.setitem(sys.modules, "wandb", fake)
@@ -121,7 +124,7 @@ def test_a_tracker_that_fails_is_switched_off_with_one_warning(config, place, tm
 
 
 @pytest.mark.parametrize("name", ["wandb", "trackio"])
-def test_a_tracker_that_works_gets_the_configuration_and_every_row(name, tmp_path, monkeypatch):
+def test_a_tracker_gets_the_config_and_every_row(name, tmp_path, monkeypatch):
     fake = Fake(name, fails="never")
     monkeypatch.setitem(sys.modules, name, fake)
     run.start(HOST.replace(track=name), tmp_path / "run", quiet=True)
@@ -135,8 +138,8 @@ def test_a_tracker_that_works_gets_the_configuration_and_every_row(name, tmp_pat
     assert fake.calls[-1] == "finish"
 
 
-def test_each_seed_of_a_program_is_a_run_of_its_own(tmp_path, monkeypatch):
-    """wandb hands out the first run again unless it is told not to; trackio ends the run in its context."""
+def test_each_seed_is_a_run_of_its_own(tmp_path, monkeypatch):
+    """By default, wandb returns the first run again, and trackio ends the run of its context."""
     current = ContextVar("current", default=None)
 
     class Library(Fake):
@@ -175,7 +178,7 @@ def test_a_missing_library_is_a_warning_with_the_install_line(track, module, tmp
     assert record.read_summary(tmp_path / "run")["status"] == "finished"
 
 
-def test_on_the_command_line_the_warning_is_one_line(tmp_path):
+def test_a_warning_of_the_command_is_one_line(tmp_path):
     (tmp_path / "config.toml").write_text(record.to_toml(HOST))
     code = "import sys; sys.modules['wandb'] = None; from isqn.cli import main; sys.exit(main(sys.argv[1:]))"
     words = ["train", "--config", str(tmp_path / "config.toml"), "--track", "wandb", "--run-dir", str(tmp_path / "run")]
