@@ -1,8 +1,6 @@
 import os
-import shutil
 import signal
 import sys
-import tempfile
 from pathlib import Path
 
 from hypothesis import settings
@@ -15,13 +13,9 @@ settings.load_profile("isqn")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-# Workers and child processes share compiled programs.
-if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="isqn-tests-")
-    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
-    OWN_CACHE = os.environ["JAX_COMPILATION_CACHE_DIR"]
-else:
-    OWN_CACHE = None  # made by the process that started this worker
+# Workers, child processes and later runs share compiled programs; `make clean` deletes them.
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parents[1] / ".cache" / "jax"))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 
 
 def pytest_configure(config):
@@ -33,8 +27,3 @@ def pytest_configure(config):
     if config.option.markexpr == "not slow" and "XLA_FLAGS" not in os.environ:
         flags = ("backend_optimization_level=0", "cpu_use_fusion_emitters=false", "cpu_parallel_codegen_split_count=1")
         os.environ["XLA_FLAGS"] = " ".join(f"--xla_{flag}" for flag in flags)
-
-
-def pytest_sessionfinish():
-    if OWN_CACHE:
-        shutil.rmtree(OWN_CACHE, ignore_errors=True)
