@@ -36,7 +36,7 @@ from isqn.agents.registry import find_agent, make_agent
 from isqn.compiler import jit
 from isqn.data import dataset as dataset_module
 from isqn.data.convert import convert
-from isqn.data.dataset import About, Dataset, Writer
+from isqn.data.dataset import Dataset, DatasetWriter, Provenance
 from isqn.data.replay import Replay
 from isqn.data.sources import dopamine
 from isqn.envs.adapter import make_environment
@@ -452,7 +452,7 @@ def drawn_and_fixed(preset: str, rows: int, updates: int, rounds: int) -> tuple[
     config = preset_config(preset).replace(num_bellman_iterations=9)
     env, rng = make_environment(config.env_id), np.random.default_rng(0)
     with TemporaryDirectory() as folder:
-        writer: Any = Writer(Path(folder), env.spec, About("random play"))
+        writer: Any = DatasetWriter(Path(folder), env.spec, Provenance("random play"))
         for _ in itertools.islice(play(config, env, writer, lambda *_: env.spec.random_action(rng), 0), rows):
             pass
         writer.save()

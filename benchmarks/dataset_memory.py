@@ -20,7 +20,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from isqn.data.dataset import About, Dataset, Piece, Writer
+from isqn.data.dataset import Dataset, DatasetWriter, Piece, Provenance
 from isqn.data.sample import INSIDE, TERMINATED
 from isqn.types import EnvSpec
 
@@ -31,7 +31,7 @@ BATCHES = 1_000
 
 def write(folder: Path, rows: int) -> int:
     """Its size in bytes."""
-    rng, writer = np.random.default_rng(0), Writer(folder, SPEC, About("nobody"))
+    rng, writer = np.random.default_rng(0), DatasetWriter(folder, SPEC, Provenance("nobody"))
     ends = np.full(EPISODE, INSIDE, np.uint8)
     ends[-1] = TERMINATED
     for _ in range(rows // EPISODE):

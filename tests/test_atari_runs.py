@@ -1,4 +1,4 @@
-"""The paper's Atari settings start, learn, stop and go on here, at their real sizes; only the steps are few."""
+"""Runs at the paper's Atari settings and network sizes, but of few steps, train and resume to the same bits."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FEW = {
         pytest.param("atari-impala-ln", "VideoPinball", "ensemble-shared", 5, marks=pytest.mark.slow),
     ],
 )
-def test_a_preset_starts_learns_and_resumes(preset, game, scheme, k, tmp_path, monkeypatch):
+def test_a_preset_trains_and_resumes_to_the_same_bits(preset, game, scheme, k, tmp_path, monkeypatch):
     config = preset_config(preset).replace(env_id=f"ALE/{game}-v5", scheme=scheme, num_bellman_iterations=k, **FEW)
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     run.start(config, whole, quiet=True)
@@ -46,8 +46,8 @@ def test_a_preset_starts_learns_and_resumes(preset, game, scheme, k, tmp_path, m
     assert float(rows[-1]["loss"]) > 0
 
 
-def test_an_interrupted_game_comes_back_frame_by_frame():
-    """Sticky actions are drawn from the episode's seed: the seed and the actions are the emulator's whole state."""
+def test_the_seed_and_the_actions_restore_a_game():
+    """Sticky actions are drawn from the seed of the episode, so nothing else decides the frames."""
     first, second = (make_environment("ALE/SpaceInvaders-v5") for _ in range(2))
     first.reset(11)
     actions = [0, 1, 3, 2, 1, 4, 5, 0] * 5

@@ -1,6 +1,8 @@
-"""The compiled loop and its replay: seed i of a batch is seed i alone, and rows are what a plain list would hold."""
+"""The compiled loop and its replay: each seed of a batch equals a run of its own, and rows equal those of a list."""
 
 from __future__ import annotations
+
+from functools import cache
 
 import jax
 import jax.numpy as jnp
@@ -9,20 +11,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers import assert_same, final, stop_after
 from isqn.agents import dqn
 from isqn.agents.dqn import DqnConfig
 from isqn.data.device_replay import DeviceReplay, Rows
 from isqn.envs.registry import make_native
+from isqn.keys import device_key
 from isqn.train import checkpoint, online, record, run
 from isqn.train.compiled import make_loop
-from isqn.types import EnvSpec
+from isqn.types import EnvSpec, Interrupted, UserError
 
 BOOLS = EnvSpec("bools", "test", (3, 3, 2), "bool", 4)
 VECTOR = EnvSpec("vector", "test", (2,), "float32", 4)
 
 
 def fill(replay: DeviceReplay, steps: list[tuple[float, bool, bool]], spec: EnvSpec):
-    """Play made-up steps (reward, terminated, ended); observation t of step t is a pattern of t."""
+    """Add steps (reward, terminated, ended), whose observations are patterns of their number."""
 
     def pattern(number: int) -> np.ndarray:
         rng = np.random.default_rng(number)
@@ -53,7 +57,7 @@ def _types(spec: EnvSpec) -> Rows:
     n=st.integers(1, 3),
     spec=st.sampled_from([BOOLS, VECTOR]),
 )
-def test_samples_are_the_transitions_of_a_plain_list(steps, n, spec):
+def test_samples_equal_the_transitions_of_a_list(steps, n, spec):
     capacity, discount = 9, 0.5
     replay = DeviceReplay(spec, capacity, n, discount, reward_clip=2.0)
     rows, naive = fill(replay, [(float(r), *ends) for r, ends in steps], spec)
@@ -68,23 +72,23 @@ def test_samples_are_the_transitions_of_a_plain_list(steps, n, spec):
             if naive[last][4]:
                 break
         expected[naive[start][0].tobytes()] = (naive[start][1], total, factor * (not naive[last][3]), naive[last][5])
-    seen = set()
-    for obs, action, reward, kept, next_obs in zip(*map(np.asarray, batch[:5]), strict=True):
+    drawn = set()
+    for obs, action, reward, factor, next_obs in zip(*map(np.asarray, batch[:5]), strict=True):
         if spec.frame_dtype == "float32":
             (key,) = [k for k in expected if np.allclose(np.frombuffer(k).reshape(2), obs, atol=1e-6)]
         else:
             key = obs.tobytes()
-        seen.add(key)
+        drawn.add(key)
         want_action, want_reward, want_discount, want_next = expected[key]
         assert action == want_action
         assert reward == pytest.approx(want_reward, abs=1e-5)
-        assert kept == pytest.approx(want_discount)
+        assert factor == pytest.approx(want_discount)
         np.testing.assert_allclose(next_obs.astype(float), want_next.astype(float), atol=1e-6)
-    assert len(seen) > len(starts) // 2  # 64 draws over at most nine starts
+    assert len(drawn) > len(starts) // 2  # 64 draws over at most nine starts
 
 
 @pytest.mark.parametrize("capacity", [2, 9])
-def test_the_latest_step_is_the_one_that_was_added_last(capacity):
+def test_latest_returns_the_last_step(capacity):
     replay = DeviceReplay(VECTOR, capacity, 1, 0.5, None)
     steps = [(float(i), i % 5 == 4, i % 3 == 2 or i % 5 == 4) for i in range(13)]
     for length in range(1, len(steps) + 1):
@@ -98,7 +102,7 @@ def test_the_latest_step_is_the_one_that_was_added_last(capacity):
         assert (bool(step.ended[0]), bool(step.explored[0])) == (ended, (length - 1) % 2 == 0)
 
 
-def test_bytes_are_known_before_allocating_and_bits_are_packed():
+def test_the_size_of_the_replay_is_known_before_allocation_and_bits_are_packed():
     replay = DeviceReplay(EnvSpec("MinAtar", "test", (10, 10, 4), "bool", 3), 1000, 1, 0.99, None)
     assert replay.nbytes == 1000 * (50 + 4 + 4 + 1 + 1 + 50 + 1)
     assert sum(leaf.nbytes for leaf in replay.init()) == replay.nbytes
@@ -119,9 +123,14 @@ SMALL = DqnConfig(
 )
 
 
-def run_loop(config: DqnConfig, seeds: list[int], stretches: list[tuple[int, bool]]):
+@cache
+def compile_loop(config: DqnConfig):
     env = make_native(config.env_id)
-    loop = make_loop(config, dqn.make(config, env.spec), env, online.device_replay(config, env.spec))
+    return make_loop(config, dqn.make(config, env.spec), env, online.device_replay(config, env.spec))
+
+
+def run_loop(config: DqnConfig, seeds: list[int], stretches: list[tuple[int, bool]]):
+    loop = compile_loop(config)
     state, step, episodes = loop.init(jnp.array(seeds)), 0, []
     for count, learning in stretches:
         state, ended, _ = loop.run(state, step, num_steps=count, learning=learning)
@@ -130,17 +139,17 @@ def run_loop(config: DqnConfig, seeds: list[int], stretches: list[tuple[int, boo
     return jax.device_get(state), jax.tree.map(lambda *x: np.concatenate(x), *episodes)
 
 
-def test_seed_i_of_a_batch_is_seed_i_alone_and_seeds_differ():
+def test_each_seed_of_a_batch_equals_a_run_of_its_own_and_seeds_differ():
     stretches = [(100, False), (20, True)]
     batch, batch_episodes = run_loop(SMALL, [3, 4, 5], stretches)
     for index, seed in enumerate((3, 4, 5)):
         alone, episodes = run_loop(SMALL, [seed], stretches)
-        mine = jax.tree.map(lambda x, i=index: x[i], batch)
-        theirs = jax.tree.map(lambda x: x[0], alone)
-        np.testing.assert_array_equal(mine.rows.action[:100], theirs.rows.action[:100])  # the same first actions,
-        np.testing.assert_allclose(mine.rows.obs[:100], theirs.rows.obs[:100], atol=1e-6)  # the same frames,
+        of_batch = jax.tree.map(lambda x, i=index: x[i], batch)
+        of_own = jax.tree.map(lambda x: x[0], alone)
+        np.testing.assert_array_equal(of_batch.rows.action[:100], of_own.rows.action[:100])  # the same first actions,
+        np.testing.assert_allclose(of_batch.rows.obs[:100], of_own.rows.obs[:100], atol=1e-6)  # the same frames,
         np.testing.assert_array_equal(batch_episodes.over[:100, index], episodes.over[:100, 0])
-        for a, b in zip(jax.tree.leaves(mine.agent.params), jax.tree.leaves(theirs.agent.params), strict=True):
+        for a, b in zip(jax.tree.leaves(of_batch.agent.params), jax.tree.leaves(of_own.agent.params), strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)  # and after 20 updates the same parameters
     first, second = (jax.tree.map(lambda x, i=i: x[i], batch) for i in (0, 1))
     assert (first.rows.action[:100] != second.rows.action[:100]).any()
@@ -150,9 +159,7 @@ def test_seed_i_of_a_batch_is_seed_i_alone_and_seeds_differ():
 
 
 def test_batch_indices_of_two_seeds_differ_and_do_not_depend_on_the_batch_of_seeds():
-    """A replay whose reward is its row number shows which rows were drawn."""
-    from isqn.keys import device_key
-
+    """The reward of each row is its number, so it shows which rows were drawn."""
     replay = DeviceReplay(VECTOR, 100, 1, 0.9, None)
     rows = replay.init()._replace(reward=jnp.arange(100, dtype=jnp.float32))
 
@@ -165,53 +172,53 @@ def test_batch_indices_of_two_seeds_differ_and_do_not_depend_on_the_batch_of_see
     assert (together[0] != together[1]).any()
 
 
-def test_a_batch_of_seeds_writes_a_whole_run_for_each(tmp_path):
-    folders = run.start(SMALL.replace(num_seeds=2, seed=7), tmp_path / "batch", quiet=True)
-    assert [f.name for f in folders] == ["seed-7", "seed-8"]
-    for folder, seed in zip(folders, (7, 8), strict=True):
+BATCH = SMALL.replace(num_seeds=2, seed=7, checkpoint_minutes=0.0)
+
+
+@pytest.fixture(scope="module")
+def batch(tmp_path_factory):
+    """Train two seeds in one program."""
+    return run.start(BATCH, tmp_path_factory.mktemp("runs") / "batch", quiet=True)
+
+
+def test_a_batch_of_seeds_writes_a_run_folder_for_each(batch):
+    assert [folder.name for folder in batch] == ["seed-7", "seed-8"]
+    for folder, seed in zip(batch, (7, 8), strict=True):
         assert record.read_config(folder).seed == seed
         assert record.read_summary(folder)["seed"] == seed
-        assert checkpoint.steps(folder) == [400]
+        assert checkpoint.steps(folder)[0] == 400
         assert record.read_table(folder / "episodes.csv")
-    first, second = ((f / "episodes.csv").read_text() for f in folders)
+    first, second = ((folder / "episodes.csv").read_text() for folder in batch)
     assert first != second
 
 
-def test_a_batch_resumes_as_a_batch(tmp_path, monkeypatch):
-    from helpers import assert_same, final, stop_after
-    from isqn.types import Interrupted
-
-    config = SMALL.replace(num_seeds=2, checkpoint_minutes=0.0)
-    whole = run.start(config, tmp_path / "whole", quiet=True)
+def test_a_batch_resumes_as_a_batch_to_the_same_bits(batch, tmp_path, monkeypatch):
     stop_after(monkeypatch, 1)
     with pytest.raises(Interrupted):
-        run.start(config, tmp_path / "cut", quiet=True)
+        run.start(BATCH, tmp_path / "cut", quiet=True)
     monkeypatch.undo()
-    assert run.resume(tmp_path / "cut" / "seed-1", quiet=True)  # any of them will do
-    for folder in whole:
+    assert run.resume(tmp_path / "cut" / "seed-8", quiet=True)  # resuming any of its seeds resumes the batch
+    for folder in batch:
         assert_same(final(tmp_path / "cut" / folder.name), final(folder))
 
 
-def test_learning_in_the_compiled_loop_is_the_agents_update():
-    """One cycle, followed by hand: the same rows, the same draw, the same update and refresh."""
+def test_the_compiled_loop_calls_the_update_of_the_agent():
+    """One cycle equals a draw, an update and a refresh that are called by hand on the same rows."""
     config = SMALL.replace(update_period=5, target_update_period=10, learning_starts=10, buffer_size=100)
     env = make_native(config.env_id)
     agent, replay = dqn.make(config, env.spec), online.device_replay(config, env.spec)
+    update_and_refresh = jax.jit(lambda state, batch: agent.refresh(agent.update(state, batch)[0]))
     before, _ = run_loop(config, [2], [(15, False)])
     after, _ = run_loop(config, [2], [(15, False), (5, True)])
-    from isqn.keys import device_key
-
     rows = jax.tree.map(lambda x: jnp.asarray(x[0]), after.rows)
     batch = replay.sample(rows, 20, device_key(2, "replay", 20 // 5), config.batch_size)
     state = jax.tree.map(lambda x: jnp.asarray(x[0]), before.agent)
-    expected = agent.refresh(agent.update(state, batch)[0])
+    expected = update_and_refresh(state, batch)
     for a, b in zip(jax.tree.leaves(after.agent.params), jax.tree.leaves(expected.params), strict=True):
         np.testing.assert_allclose(a[0], b, rtol=1e-5, atol=1e-6)
 
 
-def test_uneven_periods_are_refused_in_a_sentence(tmp_path):
-    from isqn.types import UserError
-
+def test_row_lengths_that_are_no_multiple_of_the_update_period_are_refused(tmp_path):
     with pytest.raises(
         UserError,
         match=r"--log-period-steps is 201; in the compiled loop it must be a multiple of --update-period \(4\)",
@@ -222,9 +229,9 @@ def test_uneven_periods_are_refused_in_a_sentence(tmp_path):
 
 
 def test_truncation_bootstraps_and_termination_does_not(tmp_path):
-    """Loop never terminates and is cut after 5 steps: its values are 1 / (1 - gamma), far above the 5 of an episode.
+    """`Loop` is truncated after 5 steps: its values are 1 / (1 - gamma) = 10, above the 5 of an episode.
 
-    Chain ends by termination: the value of the last step is exactly its reward.
+    `Chain` terminates: the value of its last step is the reward of 1.
     """
     config = DqnConfig(
         env_id="isqn/Loop-v0",

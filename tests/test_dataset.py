@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from helpers import DISCOUNT, FRAMES, make_spec, play_episodes
 from isqn.data import dataset as module
-from isqn.data.convert import convert, first_transitions, require_part, select_subset
-from isqn.data.dataset import INDEX, About, Dataset, Piece, Writer, damaged_files, read_index
+from isqn.data.convert import check_subset, convert, first_transitions, select_subset
+from isqn.data.dataset import INDEX, Dataset, DatasetWriter, Piece, Provenance, damaged_files, read_index
 from isqn.data.frames import Layout, RawFrames, StoredFrames
 from isqn.data.inspect import examine
 from isqn.data.replay import Replay
@@ -37,8 +37,8 @@ def play(*args) -> None:
         pass
 
 
-def write_dataset(folder: Path, spec, episodes, seed=0, **about) -> Writer:
-    writer = Writer(folder, spec, About("somebody", **about))
+def write_dataset(folder: Path, spec, episodes, seed=0, **about) -> DatasetWriter:
+    writer = DatasetWriter(folder, spec, Provenance("somebody", **about))
     play(spec, episodes, seed, writer)
     writer.save()
     return writer
@@ -57,7 +57,7 @@ def test_dataset_returns_the_same_transitions_as_a_replay(frame, stack, n, clip,
     spec = make_spec(*frame, stack=stack)
     replay = Replay(spec, 1_000, compress=False, num_steps_return=n, discount=DISCOUNT, reward_clip=clip)
     with tempfile.TemporaryDirectory() as folder:
-        writer = Writer(Path(folder), spec, About("somebody"))
+        writer = DatasetWriter(Path(folder), spec, Provenance("somebody"))
         play(spec, episodes, seed, replay, writer)
         writer.save()
         dataset = Dataset.open(Path(folder), num_steps_return=n, discount=DISCOUNT, reward_clip=clip)
@@ -76,7 +76,7 @@ def test_a_restored_writer_writes_the_same_files(frame, rows, tmp_path):
     spec, steps = make_spec(*frame), [(20, "terminated")] * 5
     whole = write_dataset(tmp_path / "whole", spec, steps).save()
 
-    class Stopped(Writer):
+    class Stopped(DatasetWriter):
         """Writer that is saved after `rows` rows, then replaced by a restored one."""
 
         def _append(self, *row):
@@ -86,7 +86,7 @@ def test_a_restored_writer_writes_the_same_files(frame, rows, tmp_path):
                 self.__init__(self.folder, self.spec, self.about)
                 self.restore(described)
 
-    stopped = Stopped(tmp_path / "stopped", spec, About("somebody"))
+    stopped = Stopped(tmp_path / "stopped", spec, Provenance("somebody"))
     play(spec, steps, 0, stopped)
     assert stopped.save(tidy=True) == whole
     names = [sorted(path.name for path in (tmp_path / name).iterdir()) for name in ("whole", "stopped")]
@@ -98,7 +98,7 @@ def test_batches_are_the_same_from_memory_and_from_disk(frame, tmp_path, monkeyp
     spec = make_spec(*frame, stack=3)
     write_dataset(tmp_path, spec, [(40, "terminated"), (9, "truncated"), (30, "terminated")])
     size = 82 * Layout.of(spec, 1).frame_bytes  # an episode of L steps has L + 1 rows
-    assert module.unpacked_bytes(spec, 82) == size
+    assert module.in_memory_bytes(spec, 82) == size
     drawn = []
     for most, kind in ((size, RawFrames), (size - 1, StoredFrames)):
         monkeypatch.setattr(module, "UNPACKED_BYTES", most)
@@ -112,7 +112,7 @@ def test_batches_are_the_same_from_memory_and_from_disk(frame, tmp_path, monkeyp
 
 def test_an_unfinished_last_episode_counts_as_truncated(tmp_path):
     spec = make_spec()
-    writer = Writer(tmp_path, spec, About("somebody"))
+    writer = DatasetWriter(tmp_path, spec, Provenance("somebody"))
     rng = np.random.default_rng(0)
     frames = rng.integers(0, 256, (4, *spec.frame_shape)).astype(np.uint8)
     writer.add_first(frames[0])
@@ -129,7 +129,7 @@ def test_context_rows_appear_in_stacks_but_start_no_transition(tmp_path):
     spec = make_spec((2, 2, 1), stack=4)
     frames = np.arange(1, 11, dtype=np.uint8)[:, None, None, None] * np.ones((1, 2, 2, 1), np.uint8)
     ends = np.array([CONTEXT] * 3 + [INSIDE, TERMINATED], np.uint8)
-    writer = Writer(tmp_path, spec, About("somebody"))
+    writer = DatasetWriter(tmp_path, spec, Provenance("somebody"))
     for half in (frames[:5], frames[5:]):
         writer.extend(Piece(half, np.array([0, 0, 0, 3, 0]), np.array([0, 0, 0, 7.0, 0]), ends))
     writer.save()
@@ -274,7 +274,7 @@ def test_parts_may_start_and_end_inside_an_episode(stack, tmp_path):
     assert [sum(piece.num_transitions for piece in part.pieces()) for part in source.parts] == [
         part.size for part in source.parts
     ]
-    writer = Writer(tmp_path / "again", spec, About("somebody"))
+    writer = DatasetWriter(tmp_path / "again", spec, Provenance("somebody"))
     for part in source.parts:
         for piece in part.pieces():
             writer.extend(piece)
@@ -330,7 +330,7 @@ def test_an_interrupted_conversion_resumes(stopped_in, tmp_path):
 def test_conversion_refuses_a_folder_with_other_content(tmp_path):
     spec = make_spec()
     write_dataset(tmp_path / "all", spec, [(10, "terminated")] * 4)
-    writer = Writer(tmp_path / "part", spec, About("somebody", "isqn", "first", 0.5))
+    writer = DatasetWriter(tmp_path / "part", spec, Provenance("somebody", "isqn", "first", 0.5))
     play(spec, [(3, "terminated")], 0, writer)
     writer.save(done=[], complete=False, identity="")
     with pytest.raises(UserError, match="holds another dataset"):
@@ -380,7 +380,7 @@ def test_subsets_may_skip_parts_but_not_be_empty(tmp_path):
 )
 def test_invalid_subset_settings_are_refused(part, sentence):
     with pytest.raises(UserError) as refused:
-        require_part(**{"subset": "all", "fraction": 1.0, "checkpoints": 50} | part)
+        check_subset(**{"subset": "all", "fraction": 1.0, "checkpoints": 50} | part)
     assert str(refused.value).startswith(sentence)
 
 
@@ -389,7 +389,7 @@ def test_invalid_subset_settings_are_refused(part, sentence):
 
 def test_summary_of_a_dataset(tmp_path):
     spec = make_spec(num_actions=3)
-    writer = Writer(tmp_path, spec, About("somebody"))
+    writer = DatasetWriter(tmp_path, spec, Provenance("somebody"))
     blank = np.zeros(spec.frame_shape, np.uint8)
     for returns in ([1.0, 0.0], [1.0, -1.0, 1.0, 1.0]):
         writer.add_first(blank)

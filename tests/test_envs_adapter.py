@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from helpers import registries_restored
 from isqn.envs import atari, minatar
 from isqn.envs.adapter import Environment, list_environments, make_environment
 from isqn.envs.check import check_environment
+from isqn.imports import import_all
 from isqn.types import UserError
 
 
@@ -46,7 +48,7 @@ def test_frames_rewards_and_flags_pass_through():
     assert [step.frame[0] for step in steps] == list(range(1, 11))
     assert [step.terminated for step in steps] == [False] * 9 + [True]
     assert not any(step.truncated for step in steps)
-    assert not env.continues
+    assert not env.game_continues
 
 
 def test_step_without_a_reset_raises_an_error():
@@ -212,20 +214,17 @@ gym.register(id="Mine-v0", entry_point=CartPoleEnv, max_episode_steps=7)
 """
 
 
-def test_an_id_with_a_module_imports_it_from_the_current_folder(tmp_path, monkeypatch):
+def test_an_id_with_a_module_needs_the_import_of_the_module(tmp_path, monkeypatch):
     (tmp_path / "my_environments.py").write_text(MODULE)
-    (tmp_path / "my_broken.py").write_text("import not_there_at_all")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [folder for folder in sys.path if folder])  # as in a console script
-    env = make_environment("my_environments:Mine-v0")
-    assert env.spec.id == "my_environments:Mine-v0"
-    assert env.spec.num_actions == 2
-    with pytest.raises(UserError, match="'my_enviroments' of --env-id my_enviroments:Mine-v0"):
-        make_environment("my_enviroments:Mine-v0")
-    with pytest.raises(
-        UserError, match=r"my_broken:Mine-v0 fails: ModuleNotFoundError: No module named 'not_there_at_"
-    ):
-        make_environment("my_broken:Mine-v0")
+    with registries_restored():
+        with pytest.raises(UserError, match="is registered by the module 'my_environments'; add --import my_envir"):
+            make_environment("my_environments:Mine-v0")
+        import_all(["my_environments"])
+        env = make_environment("my_environments:Mine-v0")
+        assert env.spec.id == "my_environments:Mine-v0"
+        assert env.spec.num_actions == 2
 
 
 @pytest.mark.parametrize(
@@ -241,7 +240,7 @@ def test_a_missing_extra_raises_an_error_with_the_install_command(env_id, module
 
 
 def test_minatar_ids_may_omit_the_version():
-    assert minatar.full_id("MinAtar/Breakout") == "MinAtar/Breakout-v1"
+    assert minatar.canonical_id("MinAtar/Breakout") == "MinAtar/Breakout-v1"
     assert make_environment("MinAtar/Breakout").spec.num_actions == 3
     assert make_environment("MinAtar/Breakout-v0").spec.num_actions == 6
 

@@ -187,7 +187,7 @@ def test_life_loss_ends_the_episode_but_not_the_game():
         step = env.step(int(actions.integers(4)))
         last = step.frame
         if step.terminated:
-            game_continues.append(env.continues)
+            game_continues.append(env.game_continues)
             frame_number = ale.getEpisodeFrameNumber()
             first = env.reset(99)
             if game_continues[-1]:
@@ -199,9 +199,9 @@ def test_life_loss_ends_the_episode_but_not_the_game():
     first = env.reset(5, restart=True)
     while not env.step(int(actions.integers(4))).terminated:
         pass
-    assert env.continues
+    assert env.game_continues
     np.testing.assert_array_equal(env.reset(5, restart=True), first)
-    assert not env.continues
+    assert not env.game_continues
 
 
 def test_machado2018_terminates_only_at_game_over():
@@ -213,7 +213,7 @@ def test_machado2018_terminates_only_at_game_over():
         if step.terminated:
             break
     assert env.env.unwrapped.ale.lives() == 0  # type: ignore[attr-defined]
-    assert not env.continues
+    assert not env.game_continues
 
 
 @pytest.mark.parametrize("env_id", ["ALE/Seaquest-v5", "ALE/Assault-v5", "ALE/Qbert-v5"])

@@ -121,9 +121,12 @@ def test_all_tasks_are_listed_and_an_unknown_one_is_answered_with_similar_ids():
 
 
 def test_incompatible_versions_are_reported(monkeypatch):
-    assert dmc.version_problem() is None
+    assert dmc.find_version_conflict() is None
     monkeypatch.setattr(dmc, "version", {"dm_control": "1.0.50", "mujoco": "4.0.0"}.__getitem__)
-    assert dmc.version_problem() == "dm_control 1.0.50 cannot load its models with mujoco 4.0.0: pip install 'mujoco<4'"
+    assert (
+        dmc.find_version_conflict()
+        == "dm_control 1.0.50 cannot load its models with mujoco 4.0.0: pip install 'mujoco<4'"
+    )
 
 
 # -- continuous action spaces ------------------------------------------------------------------------------------------

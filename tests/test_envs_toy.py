@@ -64,8 +64,6 @@ def test_problems_are_valid_markov_decision_processes(make):
 @pytest.mark.parametrize("env_id", toy.PROBLEMS)
 @pytest.mark.parametrize("render_mode", ["ansi", "rgb_array"])
 def test_environments_pass_the_gymnasium_checker(env_id, render_mode):
-    toy.register()
-    toy.register()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         check_env(gym.make(env_id, render_mode=render_mode).unwrapped)

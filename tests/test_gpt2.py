@@ -32,8 +32,8 @@ def reference(weights: dict[str, np.ndarray], tokens: np.ndarray) -> np.ndarray:
     weights = {name: array.astype(np.float64) for name, array in weights.items()}
 
     def norm(x: np.ndarray, name: str) -> np.ndarray:
-        centred = x - x.mean(-1, keepdims=True)
-        scaled = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5)
+        standardise = x - x.mean(-1, keepdims=True)
+        scaled = standardise / np.sqrt((standardise**2).mean(-1, keepdims=True) + 1e-5)
         return scaled * weights[f"{name}.weight"] + weights[f"{name}.bias"]
 
     def linear(x: np.ndarray, name: str) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Losses against numbers worked out by hand, on two actions."""
+"""Losses compared with numbers computed by hand, for two actions."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def test_a_discount_of_zero_is_a_termination():
     assert losses.dqn(ONLINE, TARGET, STEP._replace(discount=0.0)) == pytest.approx((0.5 - 2) ** 2)
 
 
-def test_huber_is_half_the_square_below_one_and_linear_above():
+def test_huber_is_half_the_squared_error_up_to_one_and_linear_above():
     assert losses.huber(ONLINE, TARGET, STEP) == pytest.approx(4.8 - 0.5)
     assert losses.huber(ONLINE, TARGET, STEP._replace(reward=2.6, discount=0.0)) == pytest.approx(0.5 * 0.6**2)
 
 
-def test_double_dqn_takes_the_online_choice_at_the_target_value():
+def test_double_dqn_evaluates_the_online_action_with_the_target_head():
     # the online head prefers action 0 at s', which the target head values 3: 0.5 + 0.9 * 3 - 2 = 1.2
     assert losses.double_dqn(ONLINE, TARGET, STEP) == pytest.approx(1.2**2)
 
@@ -56,9 +56,9 @@ def test_munchausen():
     )
 
 
-def test_cql_adds_the_spread_of_the_online_head():
-    spread = np.log(np.exp(1) + np.exp(2)) - 2
-    assert losses.cql(ONLINE, TARGET, STEP, conservative_weight=0.1) == pytest.approx(4.8**2 + 0.1 * spread, rel=1e-5)
+def test_cql_adds_the_gap_between_logsumexp_and_the_chosen_value():
+    gap = np.log(np.exp(1) + np.exp(2)) - 2
+    assert losses.cql(ONLINE, TARGET, STEP, conservative_weight=0.1) == pytest.approx(4.8**2 + 0.1 * gap, rel=1e-5)
     assert losses.cql(ONLINE, TARGET, STEP, conservative_weight=0.0) == losses.dqn(ONLINE, TARGET, STEP)
 
 
@@ -69,12 +69,12 @@ def test_mellowmax_lies_within_log_n_over_w_of_the_maximum(q, temperature):
     assert max(q) - np.log(len(q)) / temperature - slack <= soft <= max(q) + slack
 
 
-def test_settings_come_from_the_fields_of_the_same_name():
+def test_settings_of_a_loss_are_the_config_fields_of_the_same_name():
     loss = losses.make_loss("cql", DqnConfig(conservative_weight=2.0))
-    spread = np.log(np.exp(1) + np.exp(2)) - 2
-    assert loss(ONLINE, TARGET, STEP) == pytest.approx(4.8**2 + 2 * spread, rel=1e-5)
+    gap = np.log(np.exp(1) + np.exp(2)) - 2
+    assert loss(ONLINE, TARGET, STEP) == pytest.approx(4.8**2 + 2 * gap, rel=1e-5)
 
 
-def test_an_unknown_loss_is_answered_with_the_known_ones():
+def test_an_unknown_loss_is_refused_with_the_known_ones():
     with pytest.raises(UserError, match="--loss 'dqm' is not known; choose one of dqn, huber"):
         losses.make_loss("dqm", DqnConfig())

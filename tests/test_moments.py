@@ -16,7 +16,7 @@ def to_float64(words) -> np.ndarray:
 
 def moments_of(samples: np.ndarray) -> moments.Moments:
     def step(state, sample):
-        return moments.count(state, sample), None
+        return moments.add_sample(state, sample), None
 
     return jax.jit(lambda xs: jax.lax.scan(step, moments.empty(samples.shape[1:]), xs)[0])(samples)
 
@@ -35,26 +35,26 @@ def test_moments_of_three_samples_by_hand():
     result = moments_of(np.array([1, 2, 6], np.int32))
     assert to_float64(result.mean) == 3.0
     assert to_float64(result.squares) == 14.0
-    np.testing.assert_allclose(moments.centred(result, jnp.int32(6)), 3 / np.sqrt(7 + 1e-8), rtol=1e-6)
+    np.testing.assert_allclose(moments.standardise(result, jnp.int32(6)), 3 / np.sqrt(7 + 1e-8), rtol=1e-6)
     np.testing.assert_allclose(moments.deviation(result), np.sqrt(7 + 1e-8), rtol=1e-6)
 
 
 def test_discounted_returns_accumulate_in_float64():
     """0.1 is inexact in binary: after 1,000 discounted sums a float32 total is wrong in the seventh digit."""
     state, total, expected = moments.empty(), moments.zeros(), 0.0
-    step = jax.jit(lambda state, total: moments.follow(state, total, 0.999, False, jnp.float32(0.1)))
+    step = jax.jit(lambda state, total: moments.add_discounted_return(state, total, 0.999, False, jnp.float32(0.1)))
     for _ in range(1_000):
         state, total, size = step(state, total)
         expected = 0.999 * expected + float(np.float32(0.1))
     assert to_float64(total) == pytest.approx(expected, rel=1e-13)
     assert float(size) == np.float32(expected)
-    _, total, size = moments.follow(state, total, 0.999, True, jnp.float32(-2.0))
+    _, total, size = moments.add_discounted_return(state, total, 0.999, True, jnp.float32(-2.0))
     assert (to_float64(total), float(size)) == (-2.0, 2.0)
 
 
 def test_one_sample_has_deviation_zero_and_variance_one():
     result = moments_of(np.array([[5.0, -2.0]], np.float32))
-    np.testing.assert_array_equal(moments.centred(result, jnp.array([5.0, -2.0])), [0, 0])
+    np.testing.assert_array_equal(moments.standardise(result, jnp.array([5.0, -2.0])), [0, 0])
     np.testing.assert_allclose(moments.deviation(result), 1, rtol=1e-6)
 
 
@@ -64,14 +64,14 @@ def test_a_first_change_after_n_samples_is_sqrt_n_deviations_away(n):
     samples = np.zeros(n, np.float32)
     samples[-1] = 255
     result = moments_of(samples)
-    np.testing.assert_allclose(moments.centred(result, samples[-1]), (n - 1) / np.sqrt(n), rtol=1e-5)
+    np.testing.assert_allclose(moments.standardise(result, samples[-1]), (n - 1) / np.sqrt(n), rtol=1e-5)
 
 
 def test_the_mean_still_changes_where_float32_would_not():
     """After 2**25 samples of 1, one sample of 3 would not change a float32 mean."""
     number = np.uint32(2**25)
     mean, squares = (np.array([value], np.float64).view(np.uint32) for value in (1.0, 0.0))
-    result = moments.count(
+    result = moments.add_sample(
         moments.Moments(jnp.asarray(number), jnp.asarray(mean), jnp.asarray(squares)), jnp.float32(3)
     )
     np.testing.assert_allclose(to_float64(result.mean), 1 + 2 / (2**25 + 1), rtol=1e-15)
@@ -90,4 +90,4 @@ def test_the_surrounding_program_stays_float32():
     result = moments_of(np.zeros((3, 2), np.float32))
     assert {leaf.dtype.name for leaf in jax.tree.leaves(result)} == {"uint32"}
     assert jnp.zeros(2).dtype == jnp.float32
-    assert moments.centred(result, jnp.zeros(2)).dtype == jnp.float32
+    assert moments.standardise(result, jnp.zeros(2)).dtype == jnp.float32

@@ -27,8 +27,9 @@ VECTOR = EnvSpec("CartPole-v1", "gymnasium", (4,), "float32", 2)
 
 
 def build(spec, num_heads, config):
-    """Build the network of a config."""
-    return make_network(spec, num_heads, config.torso, config.style)
+    """Build the network of a config, with compiled functions."""
+    network = make_network(spec, num_heads, config.torso, config.style)
+    return network._replace(init=jax.jit(network.init), apply=jax.jit(network.apply, static_argnums=3))
 
 
 def count_parameters(spec, num_heads, **fields) -> int:
@@ -168,7 +169,7 @@ def test_layer_norm_and_its_gradient_equal_flax():
 def test_activations_are_returned_in_network_order():
     network = build(ATARI, 1, DqnConfig(torso="impala"))
     params, statistics = network.init(jax.random.key(0))
-    activations, features = network.activations(params, statistics, jnp.zeros((1, 84, 84, 4), jnp.uint8))
+    activations, features = jax.jit(network.activations)(params, statistics, jnp.zeros((1, 84, 84, 4), jnp.uint8))
     assert features.shape == (1, 512)
     stacks = [(42, 42, 32)] * 4 + [(21, 21, 64)] * 4 + [(11, 11, 64)] * 4
     assert [layer.shape[1:] for layer in activations] == [*stacks, (11, 11, 64), (512,)]
@@ -259,7 +260,7 @@ def test_the_stream_torso_has_the_shapes_and_parameter_count_of_the_paper():
     network = build(ATARI, 10, stream_config())
     params, _ = jax.eval_shape(network.init, jax.random.key(0))
     assert sum(leaf.size for leaf in jax.tree.leaves(params["torso"])) == 143_776
-    activations, features = jax.eval_shape(network.activations, params, {}, ATARI.batch(1).obs)
+    activations, features = jax.eval_shape(network.activations, params, {}, ATARI.batch_shapes(1).obs)
     assert [layer.shape[1:] for layer in activations] == [(16, 16, 32), (5, 5, 64), (2, 2, 64), (256,)]
     assert features.shape == (1, 256)
     assert {path[-1].key for path, _ in jax.tree_util.tree_leaves_with_path(params)} == {"kernel", "bias"}
@@ -279,7 +280,7 @@ def test_patch_conv_and_its_gradient_equal_a_convolution(kernel, stride):
 
     np.testing.assert_allclose(layer.apply(params, x), convolution(params, x), atol=1e-5)
     ours, theirs = (
-        jax.grad(lambda p, x, f=f: jnp.square(f(p, x)).sum(), argnums=(0, 1))(params, x)
+        jax.jit(jax.grad(lambda p, x, f=f: jnp.square(f(p, x)).sum(), argnums=(0, 1)))(params, x)
         for f in (layer.apply, convolution)
     )
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-3), ours, theirs)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from helpers import make_agent, random_batch
+from isqn.agents.base import make_adam
+from isqn.agents.registry import make_config
 from isqn.types import Params
 
 
@@ -90,3 +93,12 @@ def test_one_update_matches_numpy(name):
     if name == "target-based":
         jax.tree.map(np.testing.assert_array_equal, refreshed.copies[0], updated.params)
     jax.tree.map(np.testing.assert_array_equal, refreshed.params["torso"], updated.params["torso"])
+
+
+def test_beta_1_of_adam_weights_the_gradients_of_two_steps():
+    """Gradients 1 and -1 with beta 1 = 1/2 average to -1/4, without bias -1/3; their squares to 1: a step of +1/3."""
+    config = make_config("dqn", learning_rate=0.03, adam_epsilon=0.0, adam_beta1=0.5)
+    optimizer = make_adam(config)
+    _, state = optimizer.update(jnp.float32(1), optimizer.init(jnp.float32(0)))
+    step, _ = optimizer.update(jnp.float32(-1), state)
+    assert step == pytest.approx(0.03 / 3, rel=1e-5)

@@ -15,7 +15,7 @@ from helpers import ALL_SCHEMES, SMALL, assert_same, final, random_batch, stop_a
 from isqn.agents.cql import CqlConfig
 from isqn.agents.dqn import DqnConfig
 from isqn.cli import main
-from isqn.data.dataset import About, Dataset, Writer, read_index
+from isqn.data.dataset import Dataset, DatasetWriter, Provenance, read_index
 from isqn.envs.adapter import make_environment
 from isqn.envs.registry import make_native
 from isqn.losses import cloning
@@ -198,7 +198,7 @@ def test_files_of_a_run(data, tmp_path):
 
 
 def test_an_unfinished_dataset_is_refused(data, tmp_path):
-    writer = Writer(tmp_path / "part", run.specification(small(data)), About("somebody"))
+    writer = DatasetWriter(tmp_path / "part", run.specification(small(data)), Provenance("somebody"))
     for piece in Dataset.open(data).pieces():
         writer.extend(piece)
     writer.save(complete=False)

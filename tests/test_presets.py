@@ -231,7 +231,7 @@ def layers(preset: str) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
     """Return the shapes of a preset's convolution kernels, and of the outputs of its ReLUs."""
     network = network_of(preset)
     params, statistics = jax.eval_shape(network.init, jax.random.key(0))
-    units, _ = jax.eval_shape(network.activations, params, statistics, ATARI.batch(1).obs)
+    units, _ = jax.eval_shape(network.activations, params, statistics, ATARI.batch_shapes(1).obs)
     leaves = jax.tree_util.tree_leaves_with_path(params["torso"])
     kernels = [leaf.shape for path, leaf in leaves if path[-1].key == "kernel" and leaf.ndim == 4]
     return kernels, [layer.shape[1:] for layer in units]

@@ -448,11 +448,11 @@ def test_memory_needed_predicts_the_size_of_a_full_replay(compress):
     for _ in play_episodes(spec, [(99, "truncated")] * 45, 0, replay):  # noise is the worst case
         pass
     if compress:
-        assert needed.columns + needed.frames < replay.nbytes <= needed.columns + needed.most_frames
+        assert needed.columns + needed.frames < replay.nbytes <= needed.columns + needed.max_frames
         assert "at most" in str(needed)
     else:
         assert replay.nbytes == needed.total
-        assert needed.most_frames == needed.frames >= 2000 * 256
+        assert needed.max_frames == needed.frames >= 2000 * 256
     atari = EnvSpec("ALE/Pong-v5", "machado2018", (84, 84, 1), "uint8", 18, frame_stack=4)
     assert str(memory_needed(atari, 1_000_000, False)).startswith("7.12 GB")
     assert memory_needed(atari, 1_000_000, True).total < 300e6

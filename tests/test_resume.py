@@ -1,4 +1,4 @@
-"""Resume is invisible: stopped or killed at any moment, a run ends with the bits of one that never was."""
+"""Resume: a run that is stopped or killed at any moment ends with the bits of an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ HOST = DqnConfig(
     num_steps_return=3,
     epsilon_decay_steps=500,
 )
-# Rows and epochs do not coincide, so that sums for the next row must survive a checkpoint too.
+# Rows and epochs do not coincide, so that a checkpoint must also hold the sums of an unfinished row.
 COMPILED = HOST.replace(loop="compiled", log_period_steps=120, learning_starts=60)
 LOOPS = pytest.mark.parametrize("config", [HOST, COMPILED], ids=["host", "compiled"])
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """The same runs, never interrupted."""
+    """Train both configs without interruption; tests only read these folders."""
     folders = {}
     for config in (HOST, COMPILED):
         folders[config.loop] = tmp_path_factory.mktemp("whole") / config.loop
@@ -55,7 +55,7 @@ def whole(tmp_path_factory):
 
 
 @LOOPS
-def test_stopping_anywhere_changes_nothing(config, whole, tmp_path, monkeypatch):
+def test_a_stopped_and_resumed_run_ends_with_the_same_bits(config, whole, tmp_path, monkeypatch):
     folder = tmp_path / "run"
     record.create_run(folder, config)
     stops = 0
@@ -72,17 +72,17 @@ def test_stopping_anywhere_changes_nothing(config, whole, tmp_path, monkeypatch)
 
 
 @LOOPS
-def test_two_runs_of_one_seed_are_the_same_and_two_seeds_are_not(config, whole, tmp_path):
+def test_runs_of_one_seed_are_equal_and_those_of_two_seeds_are_not(config, whole, tmp_path):
     run.start(config, tmp_path / "again", quiet=True)
     assert_same(final(tmp_path / "again"), final(whole[config.loop]))
-    run.start(config.replace(seed=1), tmp_path / "other", quiet=True)
+    run.start(config.replace(seed=1, total_timesteps=300), tmp_path / "other", quiet=True)
     ours, theirs = final(whole[config.loop])["arrays"], final(tmp_path / "other")["arrays"]
     kernel = "agent.params.torso.Dense_0.kernel"
     assert (ours[kernel] != theirs[kernel]).any()
 
 
 @LOOPS
-def test_a_damaged_checkpoint_is_passed_over_with_a_warning(config, whole, tmp_path, monkeypatch):
+def test_a_damaged_checkpoint_is_skipped_with_a_warning(config, whole, tmp_path, monkeypatch):
     folder = tmp_path / "run"
     record.create_run(folder, config)
     stop_after(monkeypatch, 500 if config.loop == "host" else 6)
@@ -101,9 +101,7 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_warning(config, whole, tmp_p
 
 
 @pytest.mark.parametrize("damage", ["missing", "flipped"])
-def test_a_damaged_replay_file_is_a_damaged_checkpoint_and_is_not_taken_for_a_good_one_later(
-    damage, whole, tmp_path, monkeypatch
-):
+def test_a_checkpoint_with_a_damaged_replay_file_is_skipped(damage, whole, tmp_path, monkeypatch):
     folder = tmp_path / "run"
     record.create_run(folder, HOST)
     stop_after(monkeypatch, 500)
@@ -114,7 +112,7 @@ def test_a_damaged_replay_file_is_a_damaged_checkpoint_and_is_not_taken_for_a_go
         checkpoint.read_manifest(checkpoint.folder_of(folder, s))["replay"]["files"] for s in checkpoint.steps(folder)
     )
     only_newest = {f["name"] for f in newest} - {f["name"] for f in before}
-    victim = folder / "replay" / min(only_newest)  # a full segment, which the rerun makes again
+    victim = folder / "replay" / min(only_newest)  # a full segment, which the resumed run writes again
     content = bytearray(victim.read_bytes())
     content[-1] ^= 1
     victim.unlink() if damage == "missing" else victim.write_bytes(content)
@@ -135,11 +133,11 @@ def test_only_two_checkpoints_and_one_best_are_kept(config, whole):
 
 
 @LOOPS
-def test_a_number_that_is_not_finite_stops_the_run_at_the_last_good_checkpoint(config, tmp_path):
+def test_a_number_that_is_not_finite_stops_the_run_at_the_last_good_checkpoint(config, whole, tmp_path):
     folder = tmp_path / "run"
-    run.start(config.replace(total_timesteps=300), folder, quiet=True)
+    shutil.copytree(whole[config.loop], folder)
     good = checkpoint.steps(folder)[0]
-    hopeless = config.replace(total_timesteps=600, learning_rate=1e38, adam_epsilon=0.0)
+    hopeless = config.replace(total_timesteps=1_200, learning_rate=1e38, adam_epsilon=0.0)
     with pytest.raises(
         Diverged, match=rf"stopped being a finite number before step .*; the last good checkpoint is at step {good}"
     ):
@@ -152,7 +150,7 @@ def command(*words: str) -> list[str]:
 
 
 def start_process(*words: str) -> subprocess.Popen:
-    """A child that compiles for itself, as a user's resume does."""
+    """Start a process that does not share compiled programs with this one, as when a user resumes a run."""
     own = {name: value for name, value in os.environ.items() if name != "JAX_COMPILATION_CACHE_DIR"}
     return subprocess.Popen(command(*words), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=own)
 
@@ -163,32 +161,22 @@ def wait_for(condition, process, seconds=120):
         time.sleep(0.02)
 
 
-def test_sigterm_saves_and_exits_with_75(tmp_path):
+def test_a_folder_is_locked_while_it_is_trained_and_sigterm_saves_and_exits_with_75(tmp_path):
     folder = tmp_path / "run"
     record.create_run(folder, HOST.replace(total_timesteps=10**7, epoch_steps=10**6))
     process = start_process("resume", str(folder))
     wait_for(lambda: (folder / "metrics.csv").exists() and len(record.read_table(folder / "metrics.csv")) > 2, process)
-    process.send_signal(signal.SIGTERM)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 75, err
-    assert "go on with `isqn resume" in err
-    assert checkpoint.steps(folder)[0] > 140
-
-
-def test_a_folder_is_trained_by_one_process(tmp_path):
-    folder = tmp_path / "run"
-    record.create_run(folder, HOST.replace(total_timesteps=10**7, epoch_steps=10**6))
-    process = start_process("resume", str(folder))
-    wait_for(lambda: (folder / "metrics.csv").exists(), process)
     with pytest.raises(UserError, match="run is being trained by another process"):
         run.resume(folder, quiet=True)
     with pytest.raises(UserError, match="is being trained by another process"):
         run.start(HOST, folder, overwrite=True, quiet=True)
     assert (folder / "metrics.csv").exists(), "nothing was deleted"
-    process.send_signal(signal.SIGHUP)  # a closed terminal
-    process.communicate(timeout=60)
-    assert process.returncode == 75
-    with record.lock_run([folder]):  # it is free again
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 75, err
+    assert "go on with `isqn resume" in err
+    assert checkpoint.steps(folder)[0] > 140
+    with record.lock_run([folder]):  # the process has released it
         pass
 
 
@@ -203,8 +191,8 @@ def test_a_hangup_that_is_ignored_stays_ignored():
         signal.signal(signal.SIGHUP, earlier)
 
 
-def test_a_terminal_that_closes_ends_with_75(tmp_path):
-    """Then even the last words cannot be written."""
+def test_a_closed_terminal_saves_and_exits_with_75(tmp_path):
+    """The last message cannot be written, because the terminal is gone."""
     folder = tmp_path / "run"
     record.create_run(folder, HOST.replace(total_timesteps=10**7, epoch_steps=10**6))
     ours, theirs = os.openpty()
@@ -236,10 +224,10 @@ def test_a_table_that_was_cut_or_deleted_is_refused_before_training(config, name
 
 
 @LOOPS
-def test_settings_changed_in_the_middle_are_named(config, whole, tmp_path):
+def test_resume_names_the_settings_that_were_changed(config, whole, tmp_path):
     folder = unfinished(whole[config.loop], tmp_path / "run")
     text = (folder / "config.toml").read_text()
-    for changed, said in (
+    for changed, message in (
         (text.replace("learning_rate = 0.001", "learning_rate = 0.5"), "learning_rate is 0.5, and was 0.001"),
         (text.replace("\nseed = 0", "\nseed = 1"), "seed is 1, and was 0"),
         ("seed = 0\n", ""),
@@ -247,14 +235,14 @@ def test_settings_changed_in_the_middle_are_named(config, whole, tmp_path):
     ):
         assert changed != text
         (folder / "config.toml").write_text(changed)
-        with pytest.raises(UserError, match="config.toml is empty" if said is None else f"was changed: .*{said}"):
+        with pytest.raises(UserError, match="config.toml is empty" if message is None else f"was changed: .*{message}"):
             run.resume(folder, quiet=True)
     (folder / "config.toml").write_text(text.replace('track = "none"', 'track = "tensorboard"'))
     run.resume(folder, quiet=True)
     assert_same(final(folder), final(whole[config.loop]))
 
 
-def test_a_run_without_its_checkpoints_says_that_it_begins_again(whole, tmp_path, capsys):
+def test_a_run_without_checkpoints_starts_again_with_a_remark(whole, tmp_path, capsys):
     folder = unfinished(whole["host"], tmp_path / "run")
     shutil.rmtree(folder / "checkpoints")
     run.resume(folder)
@@ -263,14 +251,14 @@ def test_a_run_without_its_checkpoints_says_that_it_begins_again(whole, tmp_path
 
 
 def unfinished(finished: Path, folder: Path) -> Path:
-    """A copy of a run as it was before its last epoch."""
+    """Copy a run, as it was before its last epoch."""
     shutil.copytree(finished, folder)
     shutil.rmtree(checkpoint.folder_of(folder, checkpoint.steps(folder)[0]))
     record.write_summary(folder, {"status": "running", "trained_with": ["."]})
     return folder
 
 
-def test_an_environment_that_fails_loses_nothing(tmp_path):
+def test_a_failing_environment_leaves_a_checkpoint_of_the_step_before(tmp_path):
     class Fails(ToyEnvironment):
         steps = 0
 
@@ -287,10 +275,10 @@ def test_an_environment_that_fails_loses_nothing(tmp_path):
     assert checkpoint.steps(tmp_path / "run") == [130]
 
 
-def kill_until_done(folder: Path, rng: np.random.Generator, longest: float, most: int) -> int:
-    """Resume, kill -9 after a random time, again and again; then let it finish."""
+def kill_until_done(folder: Path, rng: np.random.Generator, longest: float, max_kills: int) -> int:
+    """Resume and kill -9 after a random time, up to `max_kills` times; then let it finish."""
     kills = 0
-    for _ in range(most):
+    for _ in range(max_kills):
         process = start_process("resume", str(folder))
         time.sleep(rng.uniform(0, longest))
         if process.poll() is None:
@@ -304,7 +292,7 @@ def kill_until_done(folder: Path, rng: np.random.Generator, longest: float, most
 
 
 @LOOPS
-def test_a_kill_in_the_middle_changes_nothing(config, whole, tmp_path):
+def test_a_killed_and_resumed_run_ends_with_the_same_bits(config, whole, tmp_path):
     folder = tmp_path / "run"
     record.create_run(folder, config)
     process = start_process("resume", str(folder))
@@ -319,7 +307,7 @@ def test_a_kill_in_the_middle_changes_nothing(config, whole, tmp_path):
 @pytest.mark.slow
 @LOOPS
 def test_kill_at_random_moments(config, tmp_path):
-    """Long enough to be hit while learning and while saving: a checkpoint after every step (host) or stretch."""
+    """The run saves after every step (host) or stretch (compiled), so that kills hit both learning and saving."""
     folder, reference = tmp_path / "run", tmp_path / "reference"
     busy = config.replace(checkpoint_minutes=0.0, total_timesteps=1800)
     record.create_run(reference, busy)
@@ -327,13 +315,13 @@ def test_kill_at_random_moments(config, tmp_path):
     subprocess.run(command("resume", str(reference)), check=True, capture_output=True)
     nearly = 0.9 * (time.monotonic() - began)
     record.create_run(folder, busy)
-    kills = kill_until_done(folder, np.random.default_rng(0), longest=nearly, most=15)
+    kills = kill_until_done(folder, np.random.default_rng(0), longest=nearly, max_kills=15)
     assert kills >= 3
     assert_same(final(folder), final(reference))
 
 
-def test_killed_while_a_checkpoint_is_written(whole, tmp_path, monkeypatch):
-    """Every point between the first byte and the rename, in turn: what is there afterwards is whole."""
+def test_a_run_that_is_killed_while_it_writes_a_checkpoint_resumes_to_the_same_bits(whole, tmp_path, monkeypatch):
+    """It is killed at each point between the first byte and the rename."""
     folder = tmp_path / "run"
     record.create_run(folder, HOST)
 
@@ -367,8 +355,8 @@ def test_killed_while_a_checkpoint_is_written(whole, tmp_path, monkeypatch):
     assert_same(final(folder), final(whole["host"]))
 
 
-def test_a_finished_seed_keeps_its_results_when_another_of_its_program_is_damaged(tmp_path):
-    folders = run.start(COMPILED.replace(num_seeds=2), tmp_path / "runs", quiet=True)
+def test_a_finished_seed_keeps_its_results_when_another_seed_of_its_run_is_damaged(tmp_path):
+    folders = run.start(COMPILED.replace(num_seeds=2, total_timesteps=300), tmp_path / "runs", quiet=True)
     whole = [record.read_summary(folder) for folder in folders]
     record.write_summary(folders[0], whole[0] | {"status": "running"})
     for state in folders[0].glob("checkpoints/*/state.safetensors"):
@@ -379,7 +367,7 @@ def test_a_finished_seed_keeps_its_results_when_another_of_its_program_is_damage
     assert record.read_summary(folders[1]) == whole[1]
 
 
-def test_train_on_a_folder_that_holds_a_run_says_so(whole, capsys):
+def test_train_refuses_a_folder_that_holds_a_run(whole, capsys):
     folder = str(whole["host"])
     assert main(["train", "dqn", "--run-dir", folder]) == 1
     assert f"{folder} holds a finished run; choose another --run-dir" in capsys.readouterr().err
@@ -412,7 +400,7 @@ def test_an_environment_that_is_not_reproducible_is_refused_on_resume(tmp_path, 
         run.train(config, [folder], quiet=True, env=make_environment(Unseeded()))
 
 
-def test_the_tables_have_the_columns_that_are_documented(whole):
+def test_the_tables_have_the_documented_columns(whole):
     for folder in whole.values():
         assert (folder / "episodes.csv").read_text().split("\n")[0] == "epoch,episode,step,frame,return,length,seconds"
         assert (folder / "metrics.csv").read_text().split("\n")[0] == (
@@ -420,13 +408,13 @@ def test_the_tables_have_the_columns_that_are_documented(whole):
         )
 
 
-def test_a_last_line_cut_short_is_left_out(tmp_path):
+def test_an_incomplete_last_line_of_a_table_is_ignored(tmp_path):
     path = tmp_path / "episodes.csv"
     path.write_text("step,return\n1,2\n3,4")
     assert record.read_table(path) == [{"step": "1", "return": "2"}]
 
 
-def test_a_summary_says_what_ran(whole):
+def test_the_summary_of_a_run(whole):
     summary = json.loads((whole["host"] / "summary.json").read_text())
     assert summary["status"] == "finished"
     assert summary["label"] == "iS-DQN K=2"

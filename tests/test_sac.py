@@ -18,7 +18,7 @@ from isqn.agents.registry import make_config
 from isqn.analysis.cost import size
 from isqn.networks import make_policy
 from isqn.networks.layers import BatchRenorm
-from isqn.networks.simba import bounded, unit, unit_columns
+from isqn.networks.simba import bounded, normalise_columns, unit
 from isqn.presets import preset_config
 from isqn.types import EnvSpec, Transition, UserError, Values
 
@@ -113,8 +113,8 @@ def test_vectors_and_kernel_columns_are_scaled_to_length_one():
     np.testing.assert_array_equal(unit(jnp.zeros(3)), 0)
     assert np.isfinite(jax.grad(lambda x: unit(x).sum())(jnp.zeros(3))).all()
     params = {"kernel": jnp.ones((4, 2)), "scale": jnp.full(2, 7.0)}
-    np.testing.assert_allclose(unit_columns(params)["kernel"], 0.5)
-    np.testing.assert_array_equal(unit_columns(params)["scale"], 7)
+    np.testing.assert_allclose(normalise_columns(params)["kernel"], 0.5)
+    np.testing.assert_array_equal(normalise_columns(params)["scale"], 7)
 
 
 def sphere(x):

@@ -1,4 +1,4 @@
-"""Schemes as data, and what a refresh does to parameters."""
+"""Target schemes: labels, pairs of heads, and how a refresh moves parameters."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def heads_of(params: dict) -> list[float]:
     return params["heads"]["bias"][:, 0].tolist()
 
 
-def test_labels_are_the_papers():
+def test_labels_are_those_of_the_paper():
     assert schemes.target_based().label("DQN") == "TB-DQN"
     assert schemes.target_free().label("CQL") == "TF-CQL"
     assert schemes.iterated_shared(9).label("DQN") == "iS-DQN K=9"
@@ -26,7 +26,7 @@ def test_labels_are_the_papers():
     assert schemes.iterated_target_based(4).label("DQN") == "i-DQN K=4"
 
 
-def test_pairs():
+def test_pairs_of_online_and_target_heads():
     assert schemes.iterated_shared(3).online == (1, 2, 3)
     assert schemes.iterated_shared(3).target == (0, 1, 2)
     assert schemes.ensemble_shared(2).online == (1, 3)
@@ -36,7 +36,7 @@ def test_pairs():
 
 def test_one_ensemble_pair_is_iterated_shared_with_one_iteration():
     ensemble, iterated = schemes.ensemble_shared(1), schemes.iterated_shared(1)
-    fields = ("num_heads", "online", "target", "copy", "moves")
+    fields = ("num_heads", "online", "target", "copy", "head_moves")
     assert [getattr(ensemble, f) for f in fields] == [getattr(iterated, f) for f in fields]
 
 
@@ -46,7 +46,7 @@ def test_iterated_shared_shifts_all_heads_at_once():
     assert copies == ()
 
 
-def test_ensemble_twins_take_their_online_head():
+def test_each_ensemble_target_copies_its_online_head():
     params, _ = schemes.refresh(schemes.ensemble_shared(2), params_of(0, 1, 2, 3), ())
     assert heads_of(params) == [1, 1, 3, 3]
 
@@ -62,14 +62,14 @@ def test_target_free_has_nothing_to_refresh():
     assert copies == ()
 
 
-def test_a_moving_average_goes_part_of_the_way():
+def test_a_step_size_below_one_is_a_moving_average():
     params, _ = schemes.refresh(schemes.iterated_shared(2), params_of(0, 10, 20), (), 0.1)
     np.testing.assert_allclose(heads_of(params), [1, 11, 20])
     _, (copy,) = schemes.refresh(schemes.target_based(), params_of(10), (params_of(0),), 0.1)
     np.testing.assert_allclose(heads_of(copy), [1])
 
 
-def test_the_chain_of_i_qn():
+def test_refresh_and_sync_of_iterated_target_based():
     """Online theta_1..theta_3 = 1, 2, 3; targets are tb_0 in copy 0, tb_1 and tb_2 in copy 1."""
     scheme = schemes.iterated_target_based(3)
     assert scheme.copy == (0, 1, 1)
@@ -87,7 +87,7 @@ def test_the_chain_of_i_qn():
     assert heads_of(params) == [2, 3, 3]
 
 
-def test_i_qn_with_one_iteration_is_target_based():
+def test_iterated_target_based_with_one_iteration_is_target_based():
     iterated, plain = schemes.iterated_target_based(1), schemes.target_based()
     assert (iterated.num_heads, iterated.online, iterated.target, iterated.copy) == (
         plain.num_heads,
@@ -97,7 +97,7 @@ def test_i_qn_with_one_iteration_is_target_based():
     )
 
 
-def test_bad_names_and_numbers_are_answered():
+def test_unknown_names_and_schemes_without_pairs_are_refused():
     with pytest.raises(UserError, match="--scheme 'target' is not known; choose one of target-based"):
         schemes.make_scheme("target", 1)
     with pytest.raises(UserError, match=r"iterated-shared \(K=0\) has no pair of heads"):

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from isqn.data import sources
-from isqn.data.convert import convert, to_minari
-from isqn.data.dataset import About, Dataset, Piece, Writer
+from isqn.data.convert import convert, export_to_minari
+from isqn.data.dataset import Dataset, DatasetWriter, Piece, Provenance
 from isqn.data.npy import NpyStream, read_column
 from isqn.data.sample import CONTEXT, INSIDE, TERMINATED, TRUNCATED
 from isqn.data.tfrecord import masked_crc, parse_example, read_examples
@@ -405,13 +405,13 @@ def test_damaged_arrays_are_read_or_refused(changes, length, packed, tmp_path):
 
 def test_minari_round_trip_of_boolean_frames(tmp_path):
     env = make_environment("MinAtar/Breakout")
-    writer = Writer(tmp_path / "ours", env.spec, About("nobody"))
+    writer = DatasetWriter(tmp_path / "ours", env.spec, Provenance("nobody"))
     writer.add_first(env.reset(0))
     for action in (0, 1, 2, 0):
         frame, reward, terminated, truncated = env.step(action)
         writer.add(action, reward, terminated, truncated, frame)
     writer.save()
-    to_minari(tmp_path / "ours", tmp_path / "theirs")
+    export_to_minari(tmp_path / "ours", tmp_path / "theirs")
     source, spec = find_source(tmp_path / "theirs", None, 1, 1)
     convert(source, spec, tmp_path / "again")
     first, second = Dataset.open(tmp_path / "ours"), Dataset.open(tmp_path / "again")
@@ -424,8 +424,8 @@ def test_minari_round_trip(tmp_path):
     source, spec = find_source(tmp_path / "Pong" / "1", None, 1, 1)
     assert (source.kind, spec.id, spec.num_actions) == ("dqn-replay", "ALE/Pong-v5", 6)
     convert(source, spec, tmp_path / "ours")
-    assert to_minari(tmp_path / "ours", tmp_path / "theirs")
-    assert not to_minari(tmp_path / "ours", tmp_path / "theirs")  # already exported
+    assert export_to_minari(tmp_path / "ours", tmp_path / "theirs")
+    assert not export_to_minari(tmp_path / "ours", tmp_path / "theirs")  # already exported
     assert sorted(path.name for path in tmp_path.iterdir()) == ["Pong", "ours", "theirs"]
     source, spec = find_source(tmp_path / "theirs", None, 1, 1)
     assert (source.kind, spec.id) == ("minari", "ALE/Pong-v5")
@@ -446,7 +446,7 @@ def test_damaged_minari_metadata(tmp_path):
 def test_damaged_minari_data(tmp_path):
     write_log(tmp_path / "Pong" / "1", 0, SPEC, [(3, True)])
     convert(sources.dopamine(tmp_path / "Pong" / "1", SPEC), SPEC, tmp_path / "ours")
-    to_minari(tmp_path / "ours", tmp_path / "theirs")
+    export_to_minari(tmp_path / "ours", tmp_path / "theirs")
     (file,) = (tmp_path / "theirs" / "data").glob("*.hdf5")
     file.write_bytes(file.read_bytes()[:2_000])
     with pytest.raises(UserError, match="theirs is damaged: episode 0 cannot be read"):

@@ -255,7 +255,7 @@ def test_traces_are_cleared_after_the_update_of_a_last_or_exploring_step():
     first, second = stream(2)
     flags = {"ended": np.array([False]), "explored": np.array([False])}
     steps = {
-        "continues": first._replace(**flags),
+        "game_continues": first._replace(**flags),
         "explores": first._replace(**{**flags, "explored": np.array([True])}),
         "ends": first._replace(**{**flags, "ended": np.array([True])}),
     }
@@ -263,9 +263,9 @@ def test_traces_are_cleared_after_the_update_of_a_last_or_exploring_step():
     for name, step in steps.items():
         after_one[name], after_two[name] = list(learn(config, [step, second._replace(**flags)]))
     for name in ("explores", "ends"):
-        assert_close(after_one[name].params, after_one["continues"].params, rtol=0, atol=0)
+        assert_close(after_one[name].params, after_one["game_continues"].params, rtol=0, atol=0)
         assert_close(after_two[name].params, after_two["explores"].params, rtol=0, atol=0)
-    kernels = [np.asarray(after_two[name].params["heads"]["kernel"]) for name in ("continues", "explores")]
+    kernels = [np.asarray(after_two[name].params["heads"]["kernel"]) for name in ("game_continues", "explores")]
     assert (kernels[0] != kernels[1]).any()
 
 

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from isqn.agents.registry import agent_names, config_class
 from isqn.cli import main
 from isqn.config.fields import field_names
-from isqn.envs.scores import RANDOM_RETURNS, SCORES, game_of
+from isqn.envs.scores import RANDOM_RETURNS, SCORES, game_name
 from isqn.presets import PRESETS, preset_config
 from isqn.schemes import SCHEMES
 from isqn.study.catalogue import MINI, QUESTIONS, find_study
@@ -164,7 +164,7 @@ def test_ablations_vary_the_settings_of_the_paper():
 
 
 def test_studies_have_the_games_of_the_paper():
-    games = {name: {game_of(task["env_id"]) for task in paper(name).tasks} for name in QUESTIONS}
+    games = {name: {game_name(task["env_id"]) for task in paper(name).tasks} for name in QUESTIONS}
     assert games["online-ln"] == games["online-plain"] == games["analysis"] == SCORES.keys() - {"Seaquest"}
     assert games["online-impala"] < games["online-ln"]
     assert games["offline"] - games["online-impala"] == {"Qbert"}  # appendix A: in place of Tutankham
@@ -233,7 +233,7 @@ def test_the_small_study_has_new_seeds_and_tasks_with_normalised_scores(name):
     study = mini(name)
     assert min(study.seeds) > 2  # seeds 0 to 2 were used for tuning
     for task in study.tasks:
-        assert "random_score" in task or task["env_id"] in RANDOM_RETURNS or game_of(task["env_id"]) in SCORES
+        assert "random_score" in task or task["env_id"] in RANDOM_RETURNS or game_name(task["env_id"]) in SCORES
 
 
 # -- which setting overrides which

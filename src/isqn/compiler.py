@@ -13,16 +13,17 @@ import jax
 # It is set here and not in XLA_FLAGS, where an unknown option aborts the process.
 _CPU_OPTIONS: dict[str, Any] = {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"}
 # Compiling the update of a streaming agent takes 20 MB with this option and 200 MB without; the update is 5 % slower.
-_FRUGAL_OPTIONS: dict[str, Any] = {"xla_cpu_use_fusion_emitters": False}
+_LOW_MEMORY_OPTIONS: dict[str, Any] = {"xla_cpu_use_fusion_emitters": False}
 
 
 @cache
-def options(frugal: bool = False) -> dict[str, Any]:
+def options(low_compile_memory: bool = False) -> dict[str, Any]:
     """Return the compiler options for this device; initialises the JAX backend.
 
-    Empty on an accelerator, and if this jaxlib does not know the option. `frugal` minimises compile-time memory.
+    Empty on an accelerator, and if this jaxlib does not know the option. `low_compile_memory` saves memory at compile
+    time.
     """
-    wanted = _FRUGAL_OPTIONS if frugal else _CPU_OPTIONS
+    wanted = _LOW_MEMORY_OPTIONS if low_compile_memory else _CPU_OPTIONS
     if jax.default_backend() != "cpu":
         return {}
     try:
@@ -32,6 +33,6 @@ def options(frugal: bool = False) -> dict[str, Any]:
     return wanted
 
 
-def jit(function: Callable[..., Any], *, frugal: bool = False, **settings: Any) -> Any:
+def jit(function: Callable[..., Any], *, low_compile_memory: bool = False, **settings: Any) -> Any:
     """Compile a top-level training program with these options; a jit inside another jit cannot have its own."""
-    return jax.jit(function, compiler_options=options(frugal), **settings)
+    return jax.jit(function, compiler_options=options(low_compile_memory), **settings)

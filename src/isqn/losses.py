@@ -138,10 +138,10 @@ def make_loss(name: str, settings: object) -> PairLoss:
     """Return the loss of that name, with its settings filled in."""
     if name not in LOSSES:
         raise UserError(f"--loss {name!r} is not known; choose one of {', '.join(LOSSES)}.")
-    return with_settings(LOSSES[name].function, settings)
+    return bind_settings(LOSSES[name].function, settings)
 
 
-def with_settings(loss: Callable[..., Array], settings: object) -> Callable[..., Array]:
+def bind_settings(loss: Callable[..., Array], settings: object) -> Callable[..., Array]:
     """Bind the required keyword arguments of `loss` to the fields of `settings` with the same names."""
     keywords = [p for p in signature(loss).parameters.values() if p.kind is Parameter.KEYWORD_ONLY]
     wanted = [p.name for p in keywords if p.default is Parameter.empty]

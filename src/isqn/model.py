@@ -19,13 +19,13 @@ import numpy as np
 from isqn.agents.base import Agent, AgentState
 from isqn.agents.registry import agent_names, config_from_mapping, find_agent, make_config
 from isqn.config.fields import field_names, nearest, require_effect
-from isqn.config.parts import Offline
+from isqn.config.run import Offline
 from isqn.config.toml import to_toml
 from isqn.data.files import DamagedFile
 from isqn.envs.adapter import Environment, make_environment
 from isqn.imports import import_all, module_of
 from isqn.presets import default_config, preset_config
-from isqn.schemes import TargetScheme, k_of
+from isqn.schemes import TargetScheme, infer_k
 from isqn.train import checkpoint, record, run
 from isqn.train.evaluate import Episode, load_agent_state
 from isqn.train.evaluate import evaluate as play
@@ -61,7 +61,7 @@ class Model:
         env_id = self._env.spec.id if self._env else str(env)
         base = default_config(algorithm, env_id) if preset == "auto" else preset_config(preset, algorithm)
         if scheme is not None:
-            fields |= {"scheme": scheme.name, "num_bellman_iterations": k_of(scheme)}
+            fields |= {"scheme": scheme.name, "num_bellman_iterations": infer_k(scheme)}
         if self._env and "loop" in field_names(type(base)):
             fields["loop"] = "host"  # the environment is a Python object
         config = config_from_mapping({"env_id": env_id, **fields}, "isqn.Model", base)
@@ -199,7 +199,7 @@ class Model:
         epsilon = 0.0 if deterministic else self.config.last_epsilon
         steps = self._num_sampled + np.arange(len(batch))
         self._num_sampled += 0 if deterministic else len(batch)
-        actions = self.spec.for_environment(np.asarray(self._act[deterministic](self.state, batch, epsilon, steps)))
+        actions = self.spec.to_env_action(np.asarray(self._act[deterministic](self.state, batch, epsilon, steps)))
         if is_single:
             actions = actions[0] if self.spec.is_continuous else int(actions[0])
         return actions, None

@@ -32,7 +32,7 @@ def zeros(shape: tuple[int, ...] = ()) -> Array:
     return jnp.zeros((*shape, 2), jnp.uint32)
 
 
-def count(moments: Moments, sample: Array) -> Moments:
+def add_sample(moments: Moments, sample: Array) -> Moments:
     """Add one sample to the moments."""
     with jax.enable_x64(True):
         number = moments.number + jnp.uint32(1)
@@ -42,7 +42,7 @@ def count(moments: Moments, sample: Array) -> Moments:
         return Moments(number, _to_words(new_mean), _to_words(squares))
 
 
-def follow(
+def add_discounted_return(
     moments: Moments, total: Array, discount: float, ended: Array, reward: Array
 ) -> tuple[Moments, Array, Array]:
     """Update a discounted sum of rewards and add its new value to the moments.
@@ -52,10 +52,10 @@ def follow(
     """
     with jax.enable_x64(True):
         new_total = discount * _to_float64(1 - ended) * _from_words(total) + _to_float64(reward)
-        return count(moments, new_total), _to_words(new_total), _to_float32(jnp.abs(new_total))
+        return add_sample(moments, new_total), _to_words(new_total), _to_float32(jnp.abs(new_total))
 
 
-def centred(moments: Moments, x: Array) -> Array:
+def standardise(moments: Moments, x: Array) -> Array:
     """Standardise `x`: subtract the mean and divide by the standard deviation; float32."""
     with jax.enable_x64(True):
         return _to_float32((_to_float64(x) - _from_words(moments.mean)) / _deviation(moments))

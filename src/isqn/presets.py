@@ -15,7 +15,7 @@ from isqn.agents.registry import find_agent, make_config
 from isqn.agents.sac import SacConfig
 from isqn.agents.stream_q import StreamQConfig
 from isqn.config.fields import nearest
-from isqn.config.parts import Run
+from isqn.config.run import Run
 from isqn.envs import toy
 from isqn.envs.scores import DMC_HARD_7
 from isqn.language.agent import IlqlConfig

@@ -44,7 +44,7 @@ class TargetScheme:
         return max(self.copy, default=-1) + 1
 
     @property
-    def moves(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def head_moves(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Heads that a refresh overwrites inside the network, and the heads copied there."""
         pairs = [pair for pair in zip(self.target, self.online, strict=True) if pair[0] != pair[1]]
         return tuple(to for to, _ in pairs), tuple(source for _, source in pairs)
@@ -132,7 +132,7 @@ def make_scheme(name: str, k: int) -> TargetScheme:
     return SCHEMES[name](k)
 
 
-def k_of(scheme: TargetScheme) -> int:
+def infer_k(scheme: TargetScheme) -> int:
     """Return the k for which `make_scheme(scheme.name, k)` equals `scheme`; a config stores the name and this k."""
     for k in range(1, scheme.num_heads + 1):
         if make_scheme(scheme.name, k) == scheme:
@@ -143,20 +143,20 @@ def k_of(scheme: TargetScheme) -> int:
 def refresh(
     scheme: TargetScheme, params: Params, copies: tuple[Params, ...], step_size: float = 1.0
 ) -> tuple[Params, tuple[Params, ...]]:
-    """Move every target towards its online head (or network); called every T steps.
+    """Move every target interpolate its online head (or network); called every T steps.
 
     Target heads inside the network move simultaneously, so the heads of iS-QN shift by one. The first copy is taken
     before this shift and the other copies after it, so the i-QN chain starts from its old first head and continues
     with the shifted heads.
     """
-    first = tuple(towards(copy, params, step_size) for copy in copies[:1])
-    to, source = (np.array(heads, int) for heads in scheme.moves)
-    heads = jax.tree.map(lambda w: w.at[to].set(towards(w[to], w[source], step_size)), params["heads"])
+    first = tuple(interpolate(copy, params, step_size) for copy in copies[:1])
+    to, source = (np.array(heads, int) for heads in scheme.head_moves)
+    heads = jax.tree.map(lambda w: w.at[to].set(interpolate(w[to], w[source], step_size)), params["heads"])
     params = {**params, "heads": heads}
-    return params, first + tuple(towards(copy, params, step_size) for copy in copies[1:])
+    return params, first + tuple(interpolate(copy, params, step_size) for copy in copies[1:])
 
 
-def towards(old: Any, new: Any, step_size: float) -> Any:
+def interpolate(old: Any, new: Any, step_size: float) -> Any:
     """Interpolate between two pytrees; a step size of 1 returns `new` exactly."""
     if step_size == 1:
         return new

@@ -94,7 +94,7 @@ class EnvSpec:
     def action_dtype(self) -> str:
         return "float32" if self.is_continuous else "int32"
 
-    def for_environment(self, action: Any) -> Any:
+    def to_env_action(self, action: Any) -> Any:
         """Convert an action (or a batch of them) from the agent's format to the environment's."""
         if not self.is_continuous:
             return self.first_action + action
@@ -103,7 +103,7 @@ class EnvSpec:
         scaled = np.clip(low + (np.asarray(action, np.float64) + 1) / 2 * (high - low), low, high)
         return scaled.reshape((*scaled.shape[:-1], *self.action_box)).astype(self.action_type)
 
-    def from_environment(self, action: Any) -> Any:
+    def from_env_action(self, action: Any) -> Any:
         """Convert an action (or a batch of them) from the environment's format to the agent's."""
         if not self.is_continuous:
             return np.asarray(action) - self.first_action
@@ -117,7 +117,7 @@ class EnvSpec:
             return generator.uniform(-1, 1, self.num_actions).astype(np.float32)
         return generator.integers(self.num_actions)
 
-    def batch(self, size: int) -> Transition:
+    def batch_shapes(self, size: int) -> Transition:
         """Return the shapes and dtypes of a batch of transitions."""
 
         def struct(shape: tuple[int, ...], dtype: str) -> jax.ShapeDtypeStruct:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from isqn import schemes
-from isqn.config.parts import Run
+from isqn.config.run import Run
 from isqn.lazy import jax, jnp, optax
 from isqn.types import Array, Metrics, Params
 
@@ -127,4 +127,4 @@ def make_adam(config: Any, eps_root: float = 0.0) -> optax.GradientTransformatio
     if config.learning_rate_decay_steps:
         updates = config.learning_rate_decay_steps * config.updates_per_step
         rate = optax.linear_schedule(rate, config.learning_rate_end, updates)
-    return optax.adam(rate, eps=config.adam_epsilon, eps_root=eps_root)
+    return optax.adam(rate, **config.adam, eps_root=eps_root)

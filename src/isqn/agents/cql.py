@@ -9,7 +9,8 @@ from isqn.agents import dqn
 from isqn.agents.dqn import meta_label
 from isqn.agents.registry import register_agent
 from isqn.config.fields import AT_LEAST_ONE, AT_LEAST_ZERO, NONE_OR_NUMBER, PLACE, POSITIVE
-from isqn.config.parts import Adam, Batches, BatchNorm, MetaGradient, Offline, PairLoss, ScaledTorso, TargetUpdatePeriod
+from isqn.config.parts import Adam, Batches, BatchNorm, MetaGradient, PairLoss, ScaledTorso
+from isqn.config.run import Offline, TargetUpdatePeriod
 from isqn.losses import LOSSES
 
 

@@ -22,16 +22,8 @@ from isqn.agents.base import (
 from isqn.agents.meta import init_meta, meta_update
 from isqn.agents.registry import register_agent
 from isqn.config.fields import AT_LEAST_ONE, NONE_OR_NUMBER, POSITIVE, alias
-from isqn.config.parts import (
-    Adam,
-    BatchNorm,
-    EpsilonGreedy,
-    MetaGradient,
-    NativeLoop,
-    PairLoss,
-    Replay,
-    ScaledTorso,
-)
+from isqn.config.parts import Adam, BatchNorm, EpsilonGreedy, MetaGradient, PairLoss, Replay, ScaledTorso
+from isqn.config.run import NativeLoop
 from isqn.keys import device_key
 from isqn.lazy import jax, jnp, optax
 from isqn.losses import PairLoss as Loss

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from isqn import moments
-from isqn.config.parts import Run
+from isqn.config.run import Run
 from isqn.lazy import jnp
 from isqn.moments import Moments
 from isqn.types import Array, EnvSpec
@@ -38,16 +38,16 @@ def count(
 ) -> Normalisation:
     """Add a frame and, except after a reset, the reward of the step that led to it."""
     if statistics.observations:
-        statistics = statistics._replace(observations=moments.count(statistics.observations, frame))
+        statistics = statistics._replace(observations=moments.add_sample(statistics.observations, frame))
     if statistics.returns and reward is not None and ended is not None:
         old = statistics.returns
-        new_moments, latest, size = moments.follow(old.moments, old.latest, discount, ended, reward)
+        new_moments, latest, size = moments.add_discounted_return(old.moments, old.latest, discount, ended, reward)
         statistics = statistics._replace(returns=Returns(new_moments, latest, jnp.maximum(old.largest, size)))
     return statistics
 
 
 def normalise_observation(statistics: Normalisation, frame: Array) -> Array:
-    return moments.centred(statistics.observations, frame) if statistics.observations else frame
+    return moments.standardise(statistics.observations, frame) if statistics.observations else frame
 
 
 def reward_scale(statistics: Normalisation, value_bound: float | None = None) -> Array:

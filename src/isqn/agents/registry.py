@@ -12,7 +12,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from isqn.config.fields import aliased_setting, field_names, nearest, nearest_setting
-from isqn.config.parts import PairLoss, Run
+from isqn.config.parts import PairLoss
+from isqn.config.run import Run
 from isqn.config.toml import load_toml
 from isqn.losses import LOSSES
 from isqn.types import EnvSpec, UserError

@@ -28,19 +28,8 @@ from isqn.agents.base import (
 from isqn.agents.dqn import evaluate_pairs
 from isqn.agents.registry import register_agent
 from isqn.config.fields import AT_LEAST_ONE, AT_LEAST_ZERO, POSITIVE, Needs, needs, require
-from isqn.config.parts import (
-    Adam,
-    Interaction,
-    LearningRate,
-    LearningStarts,
-    MovingHeads,
-    Normalisation,
-    PairWeights,
-    Replay,
-    TargetStepSize,
-    TargetUpdatePeriod,
-    Torso,
-)
+from isqn.config.parts import Adam, MovingHeads, Normalisation, PairWeights, Replay, Torso
+from isqn.config.run import Interaction, LearningRate, LearningStarts, TargetStepSize, TargetUpdatePeriod
 from isqn.keys import device_key
 from isqn.lazy import jax, jnp, optax
 from isqn.types import Array, EnvSpec, Metrics, Params, Transition
@@ -189,7 +178,7 @@ def make(config: SacConfig, spec: EnvSpec) -> Agent:
     refreshed_scheme = scheme if config.refreshed_heads == "all" else first_pair(scheme)
     atoms = losses.value_atoms(config.num_atoms, config.value_bound)
     is_categorical = config.num_atoms > 1
-    pair_loss = losses.with_settings(losses.categorical if is_categorical else losses.expected, config)
+    pair_loss = losses.bind_settings(losses.categorical if is_categorical else losses.expected, config)
     weights, actor_weights = jnp.asarray(config.pair_weights), jnp.asarray(config.actor_head_weights)
     online = np.array(scheme.online)
     frozen = np.array(sorted(set(scheme.target) - set(scheme.online)), int)

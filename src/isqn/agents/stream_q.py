@@ -18,14 +18,8 @@ from isqn.agents.base import Agent, AgentState, copy_params, initialise_heads, s
 from isqn.agents.dqn import make_epsilon_greedy, make_pair_losses
 from isqn.agents.registry import register_agent
 from isqn.config.fields import POSITIVE, PROBABILITY
-from isqn.config.parts import (
-    EpsilonGreedy,
-    LearningRate,
-    NativeLoop,
-    Normalisation,
-    ScaledTorso,
-    TargetUpdatePeriod,
-)
+from isqn.config.parts import EpsilonGreedy, Normalisation, ScaledTorso
+from isqn.config.run import LearningRate, NativeLoop, TargetUpdatePeriod
 from isqn.keys import device_key
 from isqn.lazy import jax, jnp
 from isqn.types import Array, EnvSpec, Metrics, Params, Transition
@@ -161,7 +155,7 @@ def make(config: StreamQConfig, spec: EnvSpec) -> Agent:
         if not config.shift_traces:
             return state
         sources = _trace_sources(scheme)
-        torso = jax.tree.map(lambda z: schemes.towards(z, z[sources], step_size), state.optimizer.torso)
+        torso = jax.tree.map(lambda z: schemes.interpolate(z, z[sources], step_size), state.optimizer.torso)
         return state._replace(optimizer=state.optimizer._replace(torso=torso))
 
     def activations(state: AgentState, batch: Transition) -> tuple[list[Array], Array]:
@@ -195,7 +189,7 @@ def step_sizes(errors: Array, norms: Array, config: StreamQConfig) -> Array:
 def _trace_sources(scheme: schemes.TargetScheme) -> np.ndarray:
     """Return for each pair the pair whose online head becomes its own online head at a refresh."""
     pair_of = {head: pair for pair, head in enumerate(scheme.online)}
-    source_of = dict(zip(*scheme.moves, strict=True))
+    source_of = dict(zip(*scheme.head_moves, strict=True))
     return np.array([pair_of[source_of.get(head, head)] for head in scheme.online])
 
 

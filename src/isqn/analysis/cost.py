@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import jax
 
 from isqn.agents.registry import make_agent
-from isqn.config.parts import Run
+from isqn.config.run import Run
 from isqn.types import EnvSpec, num_bytes
 
-COMPARED = (
+COMPARED_SCHEMES = (
     *(("target-based", 1), ("target-free", 1)),
     *(("iterated-shared", k) for k in (1, 3, 9, 49)),
     *(("ensemble-shared", 5), ("iterated-target-based", 4)),

@@ -18,7 +18,7 @@ import numpy as np
 
 from isqn.config.fields import nearest
 from isqn.envs import minatar
-from isqn.envs.scores import RANDOM_RETURNS, SCORES, game_of
+from isqn.envs.scores import RANDOM_RETURNS, SCORES, game_name
 from isqn.train import record
 from isqn.types import UserError
 
@@ -250,8 +250,8 @@ def format_ranges(numbers: Iterable[int]) -> str:
 
 def known_random_return(task: str) -> float | None:
     """Return the mean return of random play from the tables of measured ones, or None if the task is not in them."""
-    game = game_of(task)
-    return SCORES[game].random if game in SCORES else RANDOM_RETURNS.get(minatar.full_id(task) or task)
+    game = game_name(task)
+    return SCORES[game].random if game in SCORES else RANDOM_RETURNS.get(minatar.canonical_id(task) or task)
 
 
 def normalise(results: Results, baseline: str, references: References) -> tuple[Scores, str]:
@@ -264,7 +264,7 @@ def normalise(results: Results, baseline: str, references: References) -> tuple[
     tasks_by_scale: dict[str, list[str]] = {}
     for index, task in enumerate(results.tasks):
         random, reference = references.get(task, (None, None))
-        game = game_of(task)
+        game = game_name(task)
         if reference is not None:
             source = "the study's reference"
         elif game in SCORES:

@@ -12,7 +12,7 @@ import tyro
 
 from isqn.cli.parse import UsageError, arg, parse
 from isqn.cli.tables import table
-from isqn.config.parts import Run
+from isqn.config.run import Run
 from isqn.presets import preset_config
 
 
@@ -39,18 +39,18 @@ PARTS = ("network", "optimizer", "moments", "replay")
 def run(args: Sequence[str]) -> int:
     options = parse(Cost, args, "isqn cost")
     config: Any = _config(options)
-    from isqn.analysis.cost import COMPARED
+    from isqn.analysis.cost import COMPARED_SCHEMES
     from isqn.train.progress import say
     from isqn.train.run import loop_of
 
     spec, work = loop_of(config).specification(config), loop_of(config).WORK
     if not (options.json or sys.stderr.isatty()):
-        say(f"counting the work of {len(COMPARED)} schemes")
+        say(f"counting the work of {len(COMPARED_SCHEMES)} schemes")
     rows = []
     for row in _rows(config, spec, work):
         rows.append(row)
         if not options.json and sys.stderr.isatty():
-            print(f"\rcounting {len(rows)}/{len(COMPARED)} ", end="", file=sys.stderr)
+            print(f"\rcounting {len(rows)}/{len(COMPARED_SCHEMES)} ", end="", file=sys.stderr)
     if options.json:
         about = {"preset": options.preset, "env_id": spec.id, "num_actions": spec.num_actions}
         print(json.dumps({**about, "schemes": rows}))
@@ -77,12 +77,12 @@ def _config(options: Cost) -> Run:
 
 def _rows(config: Any, spec: Any, work: str) -> Iterator[dict[str, Any]]:
     """Yield the costs of each scheme."""
-    from isqn.analysis.cost import COMPARED, size
+    from isqn.analysis.cost import COMPARED_SCHEMES, size
     from isqn.train.run import loop_of
 
     loop = loop_of(config)
     target_based = size(config.replace(scheme="target-based", num_bellman_iterations=1), spec)
-    for scheme, k in COMPARED:
+    for scheme, k in COMPARED_SCHEMES:
         variant = config.replace(scheme=scheme, num_bellman_iterations=k)
         its_size = size(variant, spec)
         row = {"label": variant.label, **its_size._asdict(), f"flops_per_{work}": loop.flops(variant, spec)}

@@ -46,7 +46,7 @@ def collect(args: Sequence[str]) -> int:
     require_at_least_one("steps", options.steps)
     require_probability("--epsilon", options.epsilon)
     require_seed(options.seed)
-    from isqn.data.dataset import About
+    from isqn.data.dataset import Provenance
     from isqn.train.collect import collect as play
     from isqn.train.player import load_player
     from isqn.train.progress import Progress
@@ -62,7 +62,7 @@ def collect(args: Sequence[str]) -> int:
             state,
             env,
             options.out,
-            About(_policy_name(config, step, epsilon), seed=options.seed),
+            Provenance(_policy_name(config, step, epsilon), seed=options.seed),
             steps=options.steps,
             seed=options.seed,
             epsilon=epsilon,
@@ -105,13 +105,13 @@ class Convert:
 
 def convert(args: Sequence[str]) -> int:
     options = parse(Convert, args, "isqn data convert")
+    from isqn.data.convert import check_subset, export_to_minari
     from isqn.data.convert import convert as write
-    from isqn.data.convert import require_part, to_minari
     from isqn.train.progress import Progress
     from isqn.train.signals import stop_on_signals
     from isqn.train.source import find_source
 
-    require_part(options.subset, options.fraction, options.checkpoints, "--")
+    check_subset(options.subset, options.fraction, options.checkpoints, "--")
     if options.to == "minari" and options.subset != "all":
         raise UserError("--to minari is for a whole dataset; take a part of it first, by another `isqn data convert`.")
     require_seed(options.seed)
@@ -120,7 +120,9 @@ def convert(args: Sequence[str]) -> int:
             f"{options.source} is not a folder{nearest_path(options.source) or '; give that of a dataset.'}"
         )
     if options.to == "minari":
-        return _print_description(options.source, to_minari(options.source, options.out), options.quiet, options.out)
+        return _print_description(
+            options.source, export_to_minari(options.source, options.out), options.quiet, options.out
+        )
     source, spec = find_source(
         options.source, options.env_id, options.run, options.checkpoints if options.subset == "first" else 1
     )

@@ -15,7 +15,7 @@ from isqn.agents.registry import agent_names, config_class, find_agent, make_con
 from isqn.cli.parse import HELP_ENDING, UsageError, arg, parse, parse_some
 from isqn.cli.tables import table
 from isqn.config.fields import nearest, require_effect
-from isqn.config.parts import Run
+from isqn.config.run import Run
 from isqn.imports import import_all, module_of
 from isqn.losses import LOSSES
 from isqn.presets import default_config, preset_config, preset_for, presets_of

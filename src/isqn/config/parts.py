@@ -1,23 +1,14 @@
-"""Parts that the configs of agents are composed of: a few settings each, with their rules in the annotations.
-
-The docstring of a field is its line in `--help` and its comment in `config.toml`. If the rest of the program reads a
-setting that only some agents have, `Run` has a class attribute of that name for the others.
-"""
+"""Parts that the configs of agents are composed of: a few settings each, with their rules in the annotations."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, Self, cast
+from typing import Annotated, Any, Literal
 
-from isqn.config import fields
 from isqn.config.fields import (
     AT_LEAST_ONE,
     AT_LEAST_ZERO,
-    MAX_INTEGER,
-    MAY_CHANGE,
-    PLACE,
     POSITIVE,
     PROBABILITY,
     Needs,
@@ -26,233 +17,8 @@ from isqn.config.fields import (
     needs,
     require,
 )
+from isqn.config.run import LearningStarts, Offline, Run
 from isqn.losses import LOSSES
-from isqn.schemes import SCHEMES, TargetScheme, make_scheme
-from isqn.types import EnvSpec
-
-
-def _has_several_heads(config: Any) -> bool:
-    return make_scheme(config.scheme, 2) != make_scheme(config.scheme, 1)
-
-
-def _refreshes(config: Any) -> bool:
-    return config.target_scheme.refreshes
-
-
-# Types of settings whose default differs from agent to agent.
-TargetUpdatePeriod = Annotated[
-    int, AT_LEAST_ONE, Needs(_refreshes, "another --scheme than target-free"), alias("target-network-frequency")
-]
-TargetStepSize = Annotated[
-    float, Range(0, 1, open_low=True), Needs(_refreshes, "another --scheme than target-free"), alias("tau")
-]
-LearningRate = Annotated[float, AT_LEAST_ZERO]
-LearningStarts = Annotated[int, AT_LEAST_ZERO, alias("min-replay-history")]
-
-
-@dataclass(frozen=True)
-class Run:
-    """Settings of every run."""
-
-    agent: ClassVar[str]  # name of the agent in the registry
-
-    env_id: str = "isqn/Chain-v0"
-    """Environment: a Gymnasium id, `module:Env-v0`, ALE/Game-v5, MinAtar/Game-v1 or dm_control/task-v0."""
-    scheme: Literal[tuple(SCHEMES)] = "iterated-shared"  # type: ignore[valid-type]
-    """Target scheme: which heads learn from which (`isqn list schemes`)."""
-    num_bellman_iterations: Annotated[
-        int,
-        Range(1, 1_000),  # compiling more heads takes hours
-        Needs(_has_several_heads, "a --scheme of several heads, such as iterated-shared"),
-        alias("k"),
-    ] = 1
-    """Number of Bellman updates learned in parallel (K); for ensemble-shared, the number of pairs of heads."""
-    seed: Annotated[int, AT_LEAST_ZERO] = 0
-    """Random seed of the network, the actions, the sampling and the environment."""
-    discount: Annotated[float, PROBABILITY, alias("gamma")] = 0.99
-    """Discount factor (gamma), in [0, 1]."""
-    target_update_period: TargetUpdatePeriod = 200
-    """Target update period (T) in agent steps; a multiple of --update-period."""
-    target_step_size: TargetStepSize = 1.0
-    """Step size of a target update (tau), in (0, 1]. 1 is a copy; less is a moving average."""
-    target_sync_period: Annotated[
-        int,
-        AT_LEAST_ONE,
-        Needs(lambda config: config.target_scheme.num_copies > 1, "--scheme iterated-target-based and --k above 1"),
-    ] = 30
-    """For iterated-target-based: period of the updates of all later target networks (D of i-QN), in the unit of T."""
-    learning_rate: LearningRate = 1e-3
-    """Learning rate of Adam."""
-    compute_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Precision of convolutions and matrix products; parameters, normalisation and losses are float32 (paper, D.5)."""
-    checkpoint_minutes: Annotated[float, AT_LEAST_ZERO, MAY_CHANGE] = 10.0
-    """Minutes between checkpoints within an epoch; there is always a checkpoint at its end."""
-    analysis: bool = False
-    """Record the paper's probes in metrics.csv: feature rank, dormant units, target churn, gradient cosines."""
-    analysis_samples: Annotated[int, Range(1, 100_000)] = 2_048
-    """Number of states that the probes evaluate."""
-    track: Annotated[Literal["none", "tensorboard", "wandb", "trackio"], MAY_CHANGE] = "none"
-    """Experiment tracker to log to, besides the CSV files; if it fails, the run continues."""
-    experiment: str = "default"
-    """Name of the experiment, the first part of the run folder: runs/EXPERIMENT/ENV/LABEL/seed-N."""
-
-    # Values for agents that have no such setting.
-    num_seeds = 1
-    loop = "auto"
-    dataset = ""
-    record_dataset = False
-    updates_per_step = 1
-    update_period = 1
-    compress_replay = "auto"
-    reward_clip = cast("float | None", None)
-    learning_starts = 0
-    num_steps_return = 1
-    normalise_observations = False
-    normalise_rewards = False
-    uses_batch_norm = False
-    held_out_size = 0  # transitions of a batch that only the probes evaluate
-    algorithm = ""  # name in labels, such as "SAC"
-    first_epoch = 1  # number of the first epoch in messages
-    results_table = "episodes"  # table with the results of the run
-    unit = "agent steps"  # unit of the length of a run
-
-    def __post_init__(self) -> None:
-        fields.check(self)
-        self.check_together()
-
-    def check_together(self) -> None:
-        """Refuse settings that do not fit together; parts extend this."""
-        most = MAX_INTEGER - self.num_seeds + 1
-        several = f", with --num-seeds {self.num_seeds}" if self.num_seeds > 1 else ""
-        require(self, "seed", self.seed <= most, f"must be at most {most}{several}")
-        self.target_scheme  # noqa: B018 - refuses a scheme without pairs
-        require(
-            self,
-            "target_update_period",
-            self.target_update_period % self.update_period == 0,
-            f"must be a multiple of --update-period ({self.update_period})",
-        )
-
-    @property
-    def target_scheme(self) -> TargetScheme:
-        return make_scheme(self.scheme, self.num_bellman_iterations)
-
-    @property
-    def label(self) -> str:
-        """Name of the method in the paper's words, such as "iS-DQN K=9"."""
-        return self.target_scheme.label(self.algorithm)
-
-    def observed_spec(self, spec: EnvSpec) -> EnvSpec:
-        """Return the specification of an environment as the agent observes it."""
-        return dataclasses.replace(spec, frame_dtype="float32") if self.normalise_observations else spec
-
-    def resume_fields(self) -> dict[str, Any]:
-        """Return the settings that must not change between a stop and a resume, as JSON values."""
-        may_change = {*fields.marks(type(self), MAY_CHANGE), *fields.marks(type(self), PLACE)}
-        settings = {"agent": self.agent} | {n: v for n, v in dataclasses.asdict(self).items() if n not in may_change}
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in settings.items()}
-
-    @property
-    def places(self) -> dict[str, str]:
-        """Paths that a run reads: setting -> path."""
-        paths = {name: getattr(self, name) for name in fields.marks(type(self), PLACE)}
-        return {name: path for name, path in paths.items() if path}
-
-    def of_seed(self, index: int) -> Self:
-        """Return the config of one of the `num_seeds` runs of a program, as of a run of its own."""
-        return self.replace(seed=self.seed + index, **({"num_seeds": 1} if self.num_seeds != 1 else {}))
-
-    def replace(self, **changes: Any) -> Self:
-        return dataclasses.replace(self, **changes)
-
-
-# -- the length of a run, and its epochs
-
-
-@dataclass(frozen=True)
-class Interaction(Run):
-    """Settings of a run that learns while it acts in an environment."""
-
-    protocol: str = "auto"
-    """Preprocessing. Atari: machado2018, streaming, reference; dm_control: action-repeat-2, -1, -4, -8. auto: first."""
-    max_episode_steps: Annotated[int, AT_LEAST_ONE] = 27_000
-    """Agent steps after which an episode is truncated (H)."""
-    total_timesteps: Annotated[int, AT_LEAST_ONE, MAY_CHANGE] = 50_000
-    """Number of agent steps; in the host loop, each epoch continues to the end of its last episode."""
-    epoch_steps: Annotated[int, AT_LEAST_ONE] = 5_000
-    """Agent steps per epoch, whose result is its mean return; in the host loop it ends with an episode."""
-    log_period_steps: Annotated[int, AT_LEAST_ONE] = 1_000
-    """Agent steps between rows of metrics.csv."""
-    record_dataset: bool = False
-    """Record every step in RUN_DIR/dataset, for `isqn train cql`; uses the host loop."""
-
-    def check_together(self) -> None:
-        super().check_together()
-        if self.record_dataset:
-            require(self, "loop", self.loop != "compiled", "must be host or auto with --record-dataset")
-            require(self, "num_seeds", self.num_seeds == 1, "must be 1 with --record-dataset")
-
-    @property
-    def length(self) -> int:
-        """Length of the run in agent steps."""
-        return self.total_timesteps
-
-    @property
-    def epoch_length(self) -> int:
-        return self.epoch_steps
-
-    @property
-    def row_length(self) -> int:
-        """Agent steps between rows of metrics.csv, at most the length of an epoch."""
-        return min(self.log_period_steps, self.epoch_steps, self.total_timesteps)
-
-    @property
-    def num_epochs(self) -> int:
-        return math.ceil(self.total_timesteps / self.epoch_steps)
-
-    def epoch_end(self, epoch: int) -> int:
-        """Return the step at which an epoch may end; the last epoch may be shorter."""
-        return min((epoch + 1) * self.epoch_steps, self.total_timesteps)
-
-
-@dataclass(frozen=True)
-class Offline(Run):
-    """Settings of a run that learns from data alone, with evaluations in between."""
-
-    num_updates: Annotated[int, AT_LEAST_ONE, MAY_CHANGE] = 50_000
-    """Number of gradient steps."""
-    epoch_updates: Annotated[int, AT_LEAST_ONE] = 5_000
-    """Gradient steps between evaluations; there is also an evaluation before the first step."""
-    log_period_updates: Annotated[int, AT_LEAST_ONE] = 1_000
-    """Gradient steps between rows of metrics.csv."""
-
-    first_epoch = 0  # the evaluation before the first gradient step
-    results_table = "evaluations"
-    unit = "updates"
-
-    @property
-    def length(self) -> int:
-        """Length of the run in gradient steps."""
-        return self.num_updates
-
-    @property
-    def epoch_length(self) -> int:
-        return self.epoch_updates
-
-    @property
-    def row_length(self) -> int:
-        """Gradient steps between rows of metrics.csv, at most the length of an epoch."""
-        return min(self.log_period_updates, self.epoch_updates, self.num_updates)
-
-    @property
-    def num_epochs(self) -> int:
-        """Number of evaluations, including the one before the first gradient step."""
-        return math.ceil(self.num_updates / self.epoch_updates) + 1
-
-    def epoch_end(self, epoch: int) -> int:
-        """Return the gradient step after which evaluation number `epoch` is due."""
-        return min(epoch * self.epoch_updates, self.num_updates)
-
 
 # -- acting
 
@@ -340,9 +106,16 @@ class Adam(Run):
 
     adam_epsilon: Annotated[float, AT_LEAST_ZERO] = 1e-8
     """Epsilon of Adam."""
+    adam_beta1: Annotated[float, Range(0, 1, open_high=True)] = 0.9
+    """Decay rate of Adam's average of gradients (beta 1), in [0, 1); CrossQ: 0.5."""
 
     learning_rate_end = 0.0
     learning_rate_decay_steps = 0
+
+    @property
+    def adam(self) -> dict[str, float]:
+        """Settings of Adam beside the learning rate, as `optax.adam` names them."""
+        return {"eps": self.adam_epsilon, "b1": self.adam_beta1}
 
 
 @dataclass(frozen=True)
@@ -438,7 +211,7 @@ class MovingHeads(Run):
     """Settings of the initial heads and of the target updates of iterated-shared."""
 
     refreshed_heads: Annotated[Literal["all", "first"], needs("scheme", "iterated-shared")] = "all"
-    """Heads that a target update moves towards the next head: all, or only head 0. Not specified in the paper."""
+    """Heads that a target update moves interpolate the next head: all, or only head 0. Not specified in the paper."""
     initial_heads: Annotated[Literal["independent", "copied"], needs("scheme", "iterated-shared")] = "independent"
     """Initial head 0: drawn independently, or a copy of head 1. Not specified in the paper."""
 
@@ -496,13 +269,3 @@ class BatchNorm(Torso):
     @property
     def uses_batch_norm(self) -> bool:  # type: ignore[override]
         return self.batch_norm
-
-
-@dataclass(frozen=True)
-class NativeLoop(Interaction):
-    """Settings of agents that can train in one compiled program with their environment."""
-
-    num_seeds: Annotated[int, AT_LEAST_ONE] = 1
-    """Number of seeds (seed, seed + 1, ...) trained in one compiled program."""
-    loop: Literal["auto", "host", "compiled"] = "auto"
-    """Training loop. compiled: one program with an environment written in JAX. auto: compiled if possible."""

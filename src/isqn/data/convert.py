@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from isqn.data.dataset import About, Dataset, Piece, Writer, check_output_folder
+from isqn.data.dataset import Dataset, DatasetWriter, Piece, Provenance, check_output_folder
 from isqn.data.sample import CONTEXT, INSIDE, TERMINATED, TRUNCATED
 from isqn.data.sources import Part, Source, minari_digest, minari_storage
 from isqn.keys import host_generator
@@ -19,7 +19,7 @@ from isqn.types import EnvSpec, Interrupted, UserError
 SUBSETS = ("all", "first", "random-episodes")
 
 
-def require_part(subset: str, fraction: float, checkpoints: int, where: str = "") -> None:
+def check_subset(subset: str, fraction: float, checkpoints: int, where: str = "") -> None:
     """Check the subset settings of `isqn data convert` or of a study; `where` precedes their names in messages."""
     if subset not in SUBSETS:
         raise UserError(f"{where}subset is {subset!r}; choose one of {', '.join(SUBSETS)}.")
@@ -51,8 +51,8 @@ def convert(
     if not source.parts:
         raise UserError("There is nothing to convert: no file of the source was found.")
     checkpoints = len({part.checkpoint for part in source.parts})
-    writer = Writer(out, spec, About(source.policy, source.kind, subset, fraction, seed, checkpoints))
-    index = writer.go_on(identity=source.identity)
+    writer = DatasetWriter(out, spec, Provenance(source.policy, source.kind, subset, fraction, seed, checkpoints))
+    index = writer.resume(identity=source.identity)
     if index.get("complete"):
         return False
     done, transitions = list(index.get("done", ())), index.get("transitions", 0)
@@ -114,7 +114,7 @@ def first_transitions(piece: Piece, max_transitions: int) -> Piece:
     return cut
 
 
-def to_minari(folder: Path, out: Path) -> bool:
+def export_to_minari(folder: Path, out: Path) -> bool:
     """Export a dataset to Minari, without stacking frames; return False if it was already exported."""
     dataset, storage_class = Dataset.open(folder), minari_storage()
     dataset.require_complete()
@@ -153,7 +153,7 @@ def to_minari(folder: Path, out: Path) -> bool:
             yield EpisodeBuffer(
                 id=number,
                 observations=piece.frames[rows],
-                actions=spec.for_environment(piece.actions[rows[:-1]].astype(spec.action_dtype)),
+                actions=spec.to_env_action(piece.actions[rows[:-1]].astype(spec.action_dtype)),
                 rewards=piece.rewards[rows[:-1]].tolist(),
                 terminations=ended[0].tolist(),
                 truncations=ended[1].tolist(),

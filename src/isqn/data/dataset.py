@@ -49,7 +49,7 @@ class Piece(NamedTuple):
 
 
 @dataclass(frozen=True)
-class About:
+class Provenance:
     """Provenance of a dataset, copied to its index."""
 
     policy: str  # behaviour policy
@@ -60,10 +60,10 @@ class About:
     num_checkpoints: int = 1  # number of parts of the source; the subset is taken of each part
 
 
-class Writer:
+class DatasetWriter:
     """Writer of a dataset. After a crash, the rows of the last `save` are intact and later rows are lost."""
 
-    def __init__(self, folder: Path, spec: EnvSpec, about: About) -> None:
+    def __init__(self, folder: Path, spec: EnvSpec, about: Provenance) -> None:
         self.folder, self.spec, self.about = folder, spec, about
         self._layout = Layout.of(spec, 1, shard_rows(spec))
         # Each compressed block has a checksum, so a damaged block is detected when it is sampled.
@@ -152,7 +152,7 @@ class Writer:
                 path.unlink()
         return description
 
-    def go_on(self, **same: Any) -> Description:
+    def resume(self, **same: Any) -> Description:
         """Resume an interrupted dataset in the folder; return its index, or {} if there is none yet.
 
         The index must agree with the spec, the provenance and the fields `same`; a different dataset is refused.
@@ -259,7 +259,7 @@ class Dataset:
 
     def sample(self, batch_size: int, generator: np.random.Generator) -> Transition:
         """Sample a batch uniformly, with replacement; the first call loads a small dataset into memory."""
-        if isinstance(self.rows.frames, StoredFrames) and unpacked_bytes(self.spec, self.rows.total):
+        if isinstance(self.rows.frames, StoredFrames) and in_memory_bytes(self.spec, self.rows.total):
             frames = RawFrames(Layout.of(self.spec, self.rows.total))
             frames.extend(0, self._words(0, self.rows.total))
             self.rows.frames = frames
@@ -341,7 +341,7 @@ def read_index(folder: Path) -> Description:
     return index
 
 
-def unpacked_bytes(spec: EnvSpec, rows: int) -> int:
+def in_memory_bytes(spec: EnvSpec, rows: int) -> int:
     """Return the size of the frames if they are held in memory while training, or 0 if they are read from disk.
 
     Small datasets are held in memory because decompressing a batch takes longer than an update of a small network.

@@ -29,7 +29,7 @@ class Memory:
 
     columns: int
     frames: int  # exact if stored raw, an estimate if compressed
-    most_frames: int  # upper bound, reached by frames that do not compress
+    max_frames: int  # upper bound, reached by frames that do not compress
     compressed: bool
 
     @property
@@ -41,7 +41,7 @@ class Memory:
             return f"{_megabytes(self.total)} for the replay when it is full"
         return (
             f"about {_megabytes(self.total)} for the replay when it is full (frames compressed as well as "
-            f"Atari's; at most {_megabytes(self.columns + self.most_frames)} if they do not compress at all)"
+            f"Atari's; at most {_megabytes(self.columns + self.max_frames)} if they do not compress at all)"
         )
 
 

@@ -285,7 +285,7 @@ def minari(folder: Path, spec: EnvSpec, to_frame: Callable[[Any], Array]) -> Sou
                 )
             if frames.shape[1:] != spec.frame_shape:
                 raise UserError(f"{folder}: frames of episode {number} are {frames.shape[1:]}, not {spec.frame_shape}.")
-            actions = spec.from_environment(env_actions)
+            actions = spec.from_env_action(env_actions)
             if not spec.is_continuous:
                 try:
                     _check_actions(actions, spec)

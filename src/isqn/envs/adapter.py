@@ -37,8 +37,8 @@ class Environment:
 
     After `reset(seed)` the same actions give the same frames and rewards. The seed of an episode and its actions
     are therefore its whole state, and a run is resumed by replaying them. If a protocol ends an episode at a lost
-    life but continues the game, `continues` is true. The state then consists of all seeds and actions since the
-    last reset at which `continues` was false.
+    life but continues the game, `game_continues` is true. The state then consists of all seeds and actions since the
+    last reset at which `game_continues` was false.
     """
 
     def __init__(self, env: gym.Env, spec: EnvSpec):
@@ -48,13 +48,13 @@ class Environment:
         self._is_over = True
 
     @property
-    def continues(self) -> bool:
+    def game_continues(self) -> bool:
         """Whether the next `reset` continues the current game, after a lost life."""
-        return bool(getattr(self.env.unwrapped, "continues", False))
+        return bool(getattr(self.env.unwrapped, "game_continues", False))
 
     def reset(self, seed: int, *, restart: bool = False) -> np.ndarray:
-        """Start an episode and return its first frame; `restart` starts a new game even if the old one `continues`."""
-        options = {"restart": True} if restart and self.continues else None
+        """Start an episode and return its first frame; `restart` starts a new game even if `game_continues`."""
+        options = {"restart": True} if restart and self.game_continues else None
         with self._wrap_errors("reset"):
             obs, _ = self.env.reset(seed=seed, options=options)
             frame = self._frame(obs)
@@ -66,7 +66,7 @@ class Environment:
         if self._is_over:
             raise RuntimeError(f"the episode of {self.spec.id} is over; call reset(seed) before step(action)")
         with self._wrap_errors("step"):
-            action = self.spec.for_environment(action if self.spec.is_continuous else int(action))
+            action = self.spec.to_env_action(action if self.spec.is_continuous else int(action))
             obs, reward, terminated, truncated, _ = self.env.step(action)
             step = Step(self._frame(obs), float(reward), bool(terminated), bool(truncated))
             if not math.isfinite(step.reward):
@@ -162,10 +162,10 @@ def _make_gymnasium(env_id: str | gym.Env, render: bool) -> tuple[gym.Env, str, 
     if not isinstance(env_id, str):
         raise UserError(f"An environment is an id or a gymnasium.Env; {env_id!r} is neither.")
     if env_id.startswith("MinAtar/"):
-        full_id = minatar.full_id(env_id)
-        if full_id is None:
+        canonical_id = minatar.canonical_id(env_id)
+        if canonical_id is None:
             raise _unknown_id_error(env_id)
-        return minatar.MinAtarGame(full_id, render_mode=_render_mode(render)), full_id, minatar.PROTOCOL
+        return minatar.MinAtarGame(canonical_id, render_mode=_render_mode(render)), canonical_id, minatar.PROTOCOL
     name = env_id
     if ":" in env_id:
         name = env_id.split(":", 1)[1]

@@ -143,7 +143,7 @@ class AtariGame(gym.Env):
         self._resize, self._interpolation = cv2.resize, cv2.INTER_AREA
         self._last_action = self._noop
         self._lives = 0
-        self.continues = False
+        self.game_continues = False
         self.observation_space = gym.spaces.Box(0, 255, (*self._size, 1), np.uint8)
         self.action_space = gym.spaces.Discrete(len(self._actions))
 
@@ -154,8 +154,8 @@ class AtariGame(gym.Env):
 
         Continuing ignores the seed and emulates no frame. `options={"restart": True}` always starts a new game.
         """
-        if self.continues and not (options or {}).get("restart"):
-            self.continues = False
+        if self.game_continues and not (options or {}).get("restart"):
+            self.game_continues = False
             return self._frame(), {}
         super().reset(seed=seed)
         self._restart_game()
@@ -178,7 +178,7 @@ class AtariGame(gym.Env):
         lost_life = self.protocol.life_loss_terminates and 0 < lives < self._lives
         self._lives = lives
         is_capped = self.ale.game_truncated()
-        self.continues = lost_life and not game_over and not is_capped
+        self.game_continues = lost_life and not game_over and not is_capped
         terminated = game_over or lost_life
         return self._frame(), float(reward), terminated, is_capped and not terminated, {"lives": lives}
 
@@ -191,7 +191,7 @@ class AtariGame(gym.Env):
         self._last_action = self._noop
         self._screens[:] = 0
         self.ale.getScreenGrayscale(self._screens[1])
-        self.continues = False
+        self.game_continues = False
 
     def _repeat_action(self, action: Any) -> int:
         """Repeat an action for one agent step, or until the game is over, and return the summed reward."""

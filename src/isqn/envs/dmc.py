@@ -32,7 +32,7 @@ def find_protocol(name: str) -> str:
     return name
 
 
-def version_problem() -> str | None:
+def find_version_conflict() -> str | None:
     """Return an error message if the installed dm_control and mujoco are incompatible, else None."""
     try:
         suite, engine = version("dm_control"), version("mujoco")
@@ -56,7 +56,7 @@ def _import_suite() -> Any:
         if isinstance(error, ModuleNotFoundError):
             raise UserError(f'Tasks of dm_control need it: pip install "isqn[dmc]" ({error})') from error
         backend = os.environ["MUJOCO_GL"]
-        reason = version_problem() or f"{type(error).__name__}: {error}"
+        reason = find_version_conflict() or f"{type(error).__name__}: {error}"
         hint = (
             "" if backend == "disable" else f" (MUJOCO_GL is {backend}; if its library is missing, set it to disable)"
         )
@@ -81,7 +81,7 @@ class ControlTask(gym.Env):
             # reset() seeds the task again; time limits and all other settings are the suite's
             self.task = _import_suite().load(domain, task, task_kwargs={"random": 0})
         except Exception as error:
-            raise UserError(f"{env_id} cannot be loaded: {version_problem() or error}") from error
+            raise UserError(f"{env_id} cannot be loaded: {find_version_conflict() or error}") from error
         self.render_mode, self._repeat = render_mode, action_repeat
         actions = self.task.action_spec()
         low, high = (np.broadcast_to(b, actions.shape).astype(np.float32) for b in (actions.minimum, actions.maximum))

@@ -27,7 +27,7 @@ PROTOCOL = "minatar-v1"
 STICKY_ACTION_PROBABILITY = 0.1
 
 
-def full_id(env_id: str) -> str | None:
+def canonical_id(env_id: str) -> str | None:
     """Return the id with its version (`MinAtar/Breakout-v1`), or None if it is not a MinAtar game."""
     return next((known for known in (env_id, f"{env_id}-v1") if known in IDS), None)
 

@@ -57,21 +57,21 @@ def entries() -> dict[str, Entry]:
 
 def has_native(env_id: str) -> bool:
     """Return whether an environment has a JAX version, without importing JAX."""
-    entry = _ENTRIES.get(full_id(env_id))
+    entry = _ENTRIES.get(canonical_id(env_id))
     return entry is not None and entry.native is not None
 
 
 def make_native(env_id: str) -> NativeEnvironment:
     """Make the JAX version of an environment that has one."""
-    entry = _ENTRIES.get(full_id(env_id))
+    entry = _ENTRIES.get(canonical_id(env_id))
     if entry is None or entry.native is None:
         raise ValueError(f"{env_id} has no JAX version; has_native says which have.")
     return entry.native()
 
 
-def full_id(env_id: str) -> str:
+def canonical_id(env_id: str) -> str:
     """Return the id with its version, which is optional for MinAtar."""
-    return minatar.full_id(env_id) or env_id
+    return minatar.canonical_id(env_id) or env_id
 
 
 def register_own() -> None:

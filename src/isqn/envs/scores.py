@@ -81,7 +81,7 @@ BATCH_NORM_5 = ("MsPacman", "Pong", "Asterix", "SpaceInvaders", "Breakout")
 DMC_HARD_7 = ("dog-run", "dog-stand", "dog-trot", "dog-walk", "humanoid-run", "humanoid-stand", "humanoid-walk")
 
 
-def game_of(env_id: str) -> str:
+def game_name(env_id: str) -> str:
     """Return the name of the game in an Atari id: `Pong` for `ALE/Pong-v5`."""
     return env_id.removeprefix("ALE/").removesuffix("-v5")
 

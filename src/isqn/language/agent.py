@@ -12,7 +12,8 @@ from typing import Annotated, Literal
 from isqn.agents.base import Agent, AgentState, Choice, copy_params, identity_observe, initialise_heads
 from isqn.agents.registry import register_agent
 from isqn.config.fields import AT_LEAST_ONE, AT_LEAST_ZERO, PLACE, PROBABILITY, Needs, Range, alias, needs, require
-from isqn.config.parts import Adam, LearningRate, MovingHeads, Offline, PairWeights, TargetStepSize, TargetUpdatePeriod
+from isqn.config.parts import Adam, MovingHeads, PairWeights
+from isqn.config.run import LearningRate, Offline, TargetStepSize, TargetUpdatePeriod
 from isqn.keys import device_key
 from isqn.language.types import TextSpec, Tokens
 from isqn.language.words import WORD_LISTS

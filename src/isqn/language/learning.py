@@ -158,7 +158,7 @@ def _make_value_losses(
     """Make the losses of the pairs, and the temporal-difference errors of an evaluation."""
     scheme, positions = config.target_scheme, spec.state_positions
     online, target = np.array(scheme.online), np.array(scheme.target)
-    pair_loss = losses.with_settings(ilql, config)
+    pair_loss = losses.bind_settings(ilql, config)
 
     def features_of(params: Params, tokens: Array, key: Array | None) -> Array:
         return network.features(params, tokens, tokens != spec.pad, key=key if config.dropout else None)[0]

@@ -39,7 +39,7 @@ WORK = "game"  # the unit whose FLOPs are counted
 def flops(config: IlqlConfig, spec: TextSpec) -> float:
     """Return the FLOPs of one pass of a game through all networks, from the program before compiling."""
     state = jax.eval_shape(make(config, spec).init, 0)
-    lowered = jax.jit(make_learner(config, spec, unroll=True).loss).lower(state, spec.batch(1))
+    lowered = jax.jit(make_learner(config, spec, unroll=True).loss).lower(state, spec.batch_shapes(1))
     return float((lowered.cost_analysis() or {}).get("flops", math.nan))
 
 
@@ -49,7 +49,7 @@ def specification(config: IlqlConfig) -> TextSpec:
 
 def replay_memory(config: IlqlConfig, spec: TextSpec) -> Memory:
     """Return no memory: games are made when they are needed."""
-    return Memory(columns=0, frames=0, most_frames=0, compressed=False)
+    return Memory(columns=0, frames=0, max_frames=0, compressed=False)
 
 
 def batches_in_memory(config: IlqlConfig) -> int:
@@ -186,7 +186,7 @@ def _make_devices(config: IlqlConfig, source: Source, progress: Progress) -> off
 
     def compile_update(update: Any, state: Any, totals: Any, updates: int) -> Any:
         parallel.require_same(f"{source.digest} {updates}")
-        shapes = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), source.spec.batch(config.batch_size))
+        shapes = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), source.spec.batch_shapes(config.batch_size))
         program = update.lower(state, totals, parallel.shard(shapes)).compile()
         _announce_memory(program, progress)
         return program
@@ -219,7 +219,7 @@ def seconds_per_step(config: IlqlConfig, seconds: float) -> float:
     """Measure the seconds of a gradient step, with its share of the evaluations."""
     spec = specification(config)
     agent = make_agent(config, spec)
-    each = timing.time_updates(config, agent, spec, spec.batch(config.batch_size), seconds / 2)
+    each = timing.time_updates(config, agent, spec, spec.batch_shapes(config.batch_size), seconds / 2)
     evaluate = make_evaluation(config, open_source(config))
     state = jax.jit(agent.init)(config.seed)
     return each + timing.time_calls(lambda: evaluate(state, 0), seconds / 2, least=2).median / config.epoch_updates

@@ -52,7 +52,7 @@ class TextSpec(EnvSpec):
         """Maximum number of tokens in a game."""
         return self.frame_shape[0]
 
-    def batch(self, size: int) -> Any:
+    def batch_shapes(self, size: int) -> Any:
         """Return the shapes and dtypes of a batch of games."""
         num_steps = len(self.state_positions) - 1
 

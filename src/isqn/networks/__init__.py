@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from isqn.networks.layers import Style, sparse_uniform
-from isqn.networks.simba import SimbaPolicy, orthogonal, unit_columns
-from isqn.networks.torsos import SHORTEST_SIDE, TORSOS, MLPPolicy
+from isqn.networks.simba import SimbaPolicy, normalise_columns, orthogonal
+from isqn.networks.torsos import MIN_IMAGE_SIDE, TORSOS, MLPPolicy
 from isqn.types import Array, EnvSpec, Params, UserError
 
 
@@ -53,17 +53,17 @@ def torso_name(requested: str, spec: EnvSpec, style: Style, *, is_critic: bool =
             return "mlp"
         if side < 32:
             return "minatar"
-        return "stream" if style.stream and side >= SHORTEST_SIDE["stream"] else "nature"
+        return "stream" if style.stream and side >= MIN_IMAGE_SIDE["stream"] else "nature"
     if requested not in TORSOS:
         raise UserError(f"--torso {requested!r} is not known; choose one of auto, {', '.join(TORSOS)}.")
-    if requested in SHORTEST_SIDE and not spec.is_image:
+    if requested in MIN_IMAGE_SIDE and not spec.is_image:
         raise UserError(
             f"--torso {requested} needs images, but {spec.id} observes vectors of shape {spec.frame_shape}; "
             "use --torso mlp."
         )
-    if side < SHORTEST_SIDE.get(requested, 1):
+    if side < MIN_IMAGE_SIDE.get(requested, 1):
         raise UserError(
-            f"--torso {requested} needs images of at least {SHORTEST_SIDE[requested]} pixels a side, but {spec.id} "
+            f"--torso {requested} needs images of at least {MIN_IMAGE_SIDE[requested]} pixels a side, but {spec.id} "
             f"observes {spec.frame_shape}; use --torso auto."
         )
     return requested
@@ -82,7 +82,7 @@ def make_policy(spec: EnvSpec, torso: str, settings: Mapping[str, Any]) -> Polic
     def apply(params: Params, statistics: Params, obs: Array, train: bool = False) -> Any:
         return _apply_module(module, params, statistics, obs, train and style.batch_norm)
 
-    return Policy(init, apply, unit_columns if simba else _unchanged)
+    return Policy(init, apply, normalise_columns if simba else _unchanged)
 
 
 def _apply_module(module: Any, params: Params, statistics: Params, obs: Array, train: bool) -> tuple[Any, Params]:
@@ -164,7 +164,7 @@ def make_network(
         features, collected = module.apply(variables, obs, False, mutable=["intermediates"])
         return jax.tree.leaves(_in_call_order(collected.get("intermediates", {}))), features
 
-    return Network(init, apply, features, values, activations, unit_columns if simba else _unchanged)
+    return Network(init, apply, features, values, activations, normalise_columns if simba else _unchanged)
 
 
 def _unchanged(params: Params) -> Params:

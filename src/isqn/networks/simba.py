@@ -1,6 +1,6 @@
 """SimbaV2 (Lee et al. 2025): features and the weights of each unit have length 1, with learned scales between layers.
 
-The columns of every kernel have length 1 at initialisation, and `unit_columns` restores it after each optimiser step.
+The columns of every kernel have length 1 at initialisation; `normalise_columns` restores it after each optimiser step.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def unit(x: Array, axis: int = -1) -> Array:
     return x * jax.lax.rsqrt(jnp.maximum(jnp.sum(jnp.square(x), axis, keepdims=True), 1e-16))
 
 
-def unit_columns(params: Params) -> Params:
+def normalise_columns(params: Params) -> Params:
     """Scale each column of every kernel, the weights of one unit, to length 1."""
 
     def project(path: Any, leaf: Array) -> Array:

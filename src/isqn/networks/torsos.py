@@ -137,24 +137,24 @@ def _hidden_layer(style: Style, size: int, x: Array, train: bool) -> Array:
 
 TORSOS: dict[str, Callable[[Style], nn.Module]] = {}
 # Torsos for images, and the minimum side length in pixels that leaves every convolution at least one output.
-SHORTEST_SIDE: dict[str, int] = {}
+MIN_IMAGE_SIDE: dict[str, int] = {}
 
 
-def register_torso(name: str, make: Callable[[Style], nn.Module], *, shortest_side: int = 0) -> None:
-    """Make a torso known as `--torso NAME`; with a `shortest_side` it is for images of at least so many pixels."""
+def register_torso(name: str, make: Callable[[Style], nn.Module], *, min_image_side: int = 0) -> None:
+    """Make a torso known as `--torso NAME`; with a `min_image_side` it is for images of at least so many pixels."""
     TORSOS[name] = make
-    if shortest_side:
-        SHORTEST_SIDE[name] = shortest_side
+    if min_image_side:
+        MIN_IMAGE_SIDE[name] = min_image_side
 
 
 register_torso("mlp", MLP)
 # Young and Tian 2019: one small convolution and 128 units
-register_torso("minatar", lambda style: CNN(style, PatchConv, ((16, 3, 1),), 128), shortest_side=3)
+register_torso("minatar", lambda style: CNN(style, PatchConv, ((16, 3, 1),), 128), min_image_side=3)
 # Mnih et al. 2015 with SAME padding
-register_torso("nature", lambda style: CNN(style, Conv, ((32, 8, 4), (64, 4, 2), (64, 3, 1)), 512), shortest_side=1)
-register_torso("impala", Impala, shortest_side=1)
+register_torso("nature", lambda style: CNN(style, Conv, ((32, 8, 4), (64, 4, 2), (64, 3, 1)), 512), min_image_side=1)
+register_torso("impala", Impala, min_image_side=1)
 # Elsayed et al. 2024: larger strides, no padding
 register_torso(
-    "stream", lambda style: CNN(style, PatchConv, ((32, 8, 5), (64, 4, 3), (64, 3, 2)), 256), shortest_side=53
+    "stream", lambda style: CNN(style, PatchConv, ((32, 8, 5), (64, 4, 3), (64, 3, 2)), 256), min_image_side=53
 )
 register_torso("simba", Simba)

@@ -12,7 +12,7 @@ import numpy as np
 
 from isqn.analysis.results import Key, References, Run, read_run
 from isqn.config.fields import PLACE, marks, nearest, nearest_path
-from isqn.envs.registry import full_id
+from isqn.envs.registry import canonical_id
 from isqn.schemes import SCHEMES
 from isqn.study.catalogue import command
 from isqn.study.grid import Cell, Study, method_name, read_study
@@ -187,7 +187,7 @@ def _read_runs_below(folder: Path) -> tuple[tuple[Cell, ...], tuple[Run, ...]]:
     if not run_dirs:
         raise UserError(f"There is no run in {folder}; `isqn train` and `isqn study` make some.")
     configs = {run_dir: read_config(run_dir) for run_dir in run_dirs}
-    configs = {run_dir: config.replace(env_id=full_id(config.env_id)) for run_dir, config in configs.items()}
+    configs = {run_dir: config.replace(env_id=canonical_id(config.env_id)) for run_dir, config in configs.items()}
     _require_common_task(folder, list(configs.values()))
     varied = _varied_settings(list(configs.values()))
     cells: dict[tuple[str, str], Cell] = {}

@@ -17,7 +17,7 @@ from isqn.agents.registry import make_config
 from isqn.analysis import cost, stats
 from isqn.analysis.results import Run, format_ranges
 from isqn.config.fields import field_names
-from isqn.config.parts import Run as RunConfig
+from isqn.config.run import Run as RunConfig
 from isqn.report.charts import Table, Value
 from isqn.report.collect import CollectedRuns
 from isqn.report.compare import Comparison, interval, mean_return

@@ -19,7 +19,7 @@ from isqn.config.fields import (
     nearest,
     nearest_setting,
 )
-from isqn.data.convert import require_part
+from isqn.data.convert import check_subset
 from isqn.presets import presets_of
 from isqn.schemes import SCHEMES
 from isqn.study.cell import setting_values
@@ -81,7 +81,7 @@ def check_tables(study: Study) -> None:
         if not _uses_datasets(study):
             raise UserError(f"{where}: datasets are for the agent {' or '.join(owners('dataset'))}.")
         _check_settings(study, study.datasets, f"{where}: datasets", *SUBSET_SETTINGS, agent=LOGGING_AGENT)
-        require_part(**study.dataset_subset, where=f"{where}: datasets: ")
+        check_subset(**study.dataset_subset, where=f"{where}: datasets: ")
 
 
 def _check_settings(study: Study, table: dict[str, Any], where: str, *more: str, agent: str = "") -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from isqn.agents.registry import config_class, config_from_mapping
 from isqn.config.fields import nearest
-from isqn.config.parts import Run
+from isqn.config.run import Run
 from isqn.config.toml import load_toml, toml_value
 from isqn.imports import import_all, module_of
 from isqn.presets import default_config, preset_config

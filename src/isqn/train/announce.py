@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from isqn.config.fields import field_names, flag, has_effect
-from isqn.config.parts import Run
+from isqn.config.run import Run
 from isqn.train import record
 from isqn.train.progress import Progress, count, free_memory, memory_mb
 from isqn.train.session import Epoch

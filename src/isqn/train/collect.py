@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from isqn.agents.base import Agent, AgentState
-from isqn.data.dataset import About, Writer
+from isqn.data.dataset import DatasetWriter, Provenance
 from isqn.envs.adapter import Environment
 from isqn.keys import episode_seed
 from isqn.train.evaluate import FrameStack
@@ -26,7 +26,7 @@ def collect(
     state: AgentState,
     env: Environment,
     out: Path,
-    about: About,
+    about: Provenance,
     *,
     steps: int,
     seed: int,
@@ -40,11 +40,11 @@ def collect(
     The same call resumes a collection that was interrupted.
     """
     call = compile_agent(agent)
-    writer, stack = Writer(out, env.spec, about), FrameStack(env.spec)
+    writer, stack = DatasetWriter(out, env.spec, about), FrameStack(env.spec)
     state = state._replace(seed=jnp.asarray(seed, jnp.uint32))
     weights = sha256(b"".join(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(state.params))).hexdigest()
     settings = {"steps": steps, "epsilon": epsilon, "weights": weights}
-    index = writer.go_on(**settings)
+    index = writer.resume(**settings)
     if index.get("complete"):
         return False
     step = saved_step = index.get("step", 0)
@@ -68,7 +68,7 @@ def collect(
             truncated = truncated or (not terminated and length >= max_episode_steps)
             writer.add(action, reward, terminated, truncated, frame)
             obs, is_over = stack.push(observe(frame)), terminated or truncated
-            if is_over and env.continues and length < max_episode_steps:  # a lost life is not the end of the game
+            if is_over and env.game_continues and length < max_episode_steps:  # a lost life is not the end of the game
                 frame = env.reset(episode_seed(seed, episode))
                 obs, is_over = stack.reset(observe(frame)), False
                 writer.add_first(frame)

@@ -144,7 +144,7 @@ def make_loop(config: Any, agent: Agent, env: NativeEnvironment, replay: DeviceR
     def run(
         state: LoopState, first_step: Array, *, num_steps: int, learning: bool, whole_periods: bool
     ) -> tuple[LoopState, Ended, Any]:
-        batch = env.spec.batch(config.sampled_batch_size)
+        batch = env.spec.batch_shapes(config.sampled_batch_size)
         _, metrics = jax.eval_shape(jax.vmap(agent.update, in_axes=(0, None)), state.agent, batch)
         totals = jax.tree.map(lambda m: jnp.zeros(m.shape, m.dtype), metrics)
         carry, length = (state, totals), schedule.refresh_period if whole_periods else period

@@ -66,4 +66,4 @@ def _describe_extra(name: str, modules: tuple[str, ...]) -> str:
     missing = [module for module in modules if find_spec(module) is None]
     if missing:
         return f'without {", ".join(missing)}: pip install "isqn[{name}]"'
-    return (dmc.version_problem() if name == "dmc" else None) or "installed"
+    return (dmc.find_version_conflict() if name == "dmc" else None) or "installed"

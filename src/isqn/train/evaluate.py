@@ -80,7 +80,7 @@ def evaluate(
             obs = stack.push(observe(frame))
             step, length, total = step + 1, length + 1, total + reward
             is_over = truncated or length >= max_episode_steps
-            if terminated and env.continues and not is_over:
+            if terminated and env.game_continues and not is_over:
                 obs = stack.reset(observe(env.reset(start)))  # a lost life is not the end of the game
             else:
                 is_over = is_over or terminated
@@ -130,7 +130,7 @@ def host_evaluation(
                 obs[i] = stack.push(frame)
                 totals[i], lengths[i] = totals[i] + reward, lengths[i] + 1
                 is_over = truncated or lengths[i] >= max_episode_steps
-                if terminated and env.continues and not is_over:  # a lost life is not the end of the game
+                if terminated and env.game_continues and not is_over:  # a lost life is not the end of the game
                     obs[i] = stack.reset(env.reset(episode_seed(seed, int(games[i]))))
                 elif terminated or is_over:
                     results[i].append(Episode(episode_seed(seed, int(games[i])), float(totals[i]), int(lengths[i])))

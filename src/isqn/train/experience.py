@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from isqn.agents.base import AgentState
-from isqn.data.dataset import About, Writer
+from isqn.data.dataset import DatasetWriter, Provenance
 from isqn.data.replay import Replay
 from isqn.envs.adapter import Environment
 from isqn.keys import episode_seed
@@ -70,10 +70,10 @@ class Experience:
     def __init__(self, config: Any, run_dir: Path, env: Environment, replay: Replay) -> None:
         self.replay, self.history = replay, History()
         self._run_dir, self._env, self._seed = run_dir, env, config.seed
-        self._writer: Writer | None = None
+        self._writer: DatasetWriter | None = None
         if config.record_dataset:
-            about = About(f"{config.label}, seed {config.seed}, while it learns")
-            self._writer = Writer(run_dir / "dataset", env.spec, about)
+            about = Provenance(f"{config.label}, seed {config.seed}, while it learns")
+            self._writer = DatasetWriter(run_dir / "dataset", env.spec, about)
 
     def begin_episode(
         self, observe: Callable[..., Any], state: AgentState, episode: int, *, restart: bool

@@ -12,12 +12,12 @@ import jax
 from isqn.agents.base import Agent, AgentState
 from isqn.agents.registry import require_actions
 from isqn.config.fields import flag
-from isqn.data.dataset import INDEX, Dataset, read_index, spec_of, unpacked_bytes
+from isqn.data.dataset import INDEX, Dataset, in_memory_bytes, read_index, spec_of
 from isqn.data.files import Description
 from isqn.data.replay import Memory
 from isqn.data.sample import columns_bytes
 from isqn.envs.adapter import Environment, make_environment
-from isqn.envs.registry import full_id, has_native, make_native
+from isqn.envs.registry import canonical_id, has_native, make_native
 from isqn.keys import episode_seed
 from isqn.train import offline, timing
 from isqn.train.announce import begin_summaries, epoch_line, require_memory
@@ -47,8 +47,8 @@ def _index(config: Any) -> Description:
 
 def replay_memory(config: Any, spec: EnvSpec) -> Memory:
     rows = _index(config).get("rows", 0)
-    frames = unpacked_bytes(spec, rows)
-    return Memory(columns=columns_bytes(spec, rows), frames=frames, most_frames=frames, compressed=False)
+    frames = in_memory_bytes(spec, rows)
+    return Memory(columns=columns_bytes(spec, rows), frames=frames, max_frames=frames, compressed=False)
 
 
 def batches_in_memory(config: Any) -> int:
@@ -77,7 +77,7 @@ def open_dataset(config: Any) -> Dataset:
         reward_clip=config.reward_clip,
     )
     dataset.require_complete()
-    if full_id(config.env_id) != dataset.spec.id:
+    if canonical_id(config.env_id) != dataset.spec.id:
         raise UserError(f"{config.dataset} is of {dataset.spec.id}, not of {flag('env_id')} {config.env_id}.")
     require_actions(config, dataset.spec)
     return dataset
@@ -152,7 +152,7 @@ def seconds_per_step(config: Any, seconds: float) -> float:
     """Measure the seconds of a gradient step, including its share of the evaluations."""
     spec = specification(config)
     agent = make_agent(config, spec)
-    batch = spec.batch(config.sampled_batch_size)._replace(ended=(), explored=())
+    batch = spec.batch_shapes(config.sampled_batch_size)._replace(ended=(), explored=())
     per_update = timing.time_updates(config, agent, spec, batch, seconds / 2)
     if not config.evaluation_steps:
         return per_update

@@ -14,7 +14,7 @@ import numpy as np
 from isqn.agents import registry
 from isqn.agents.base import Agent
 from isqn.compiler import jit
-from isqn.config.parts import Run
+from isqn.config.run import Run
 from isqn.train.probes import add_probes
 from isqn.types import EnvSpec, Transition
 
@@ -39,7 +39,7 @@ class Functions(NamedTuple):
 
 
 def compile_agent(agent: Agent) -> Functions:
-    program = partial(jit, frugal=agent.is_streaming)
+    program = partial(jit, low_compile_memory=agent.is_streaming)
 
     def update(state: Any, totals: Any, batch: Any) -> tuple[Any, Any]:
         state, metrics = agent.update(state, batch)
@@ -80,14 +80,14 @@ def flops_per_update(config: Any, spec: EnvSpec) -> float:
     config = config.replace(updates_per_step=1) if config.updates_per_step != 1 else config
     agent = registry.make_agent(config, spec)
     state = jax.eval_shape(agent.init, 0)
-    batch = config.observed_spec(spec).batch(config.batch_size)
+    batch = config.observed_spec(spec).batch_shapes(config.batch_size)
     compiled = jit(agent.update, donate_argnums=0).lower(state, batch).compile()
     return float((compiled.cost_analysis() or {}).get("flops", math.nan))
 
 
 def zero_totals(agent: Agent, config: Any, spec: EnvSpec) -> Any:
     """Return zeros in the shape of the metrics. The sums stay on the device until a row is written."""
-    batch = spec.batch(config.sampled_batch_size)
+    batch = spec.batch_shapes(config.sampled_batch_size)
     _, metrics = jax.eval_shape(agent.update, jax.eval_shape(agent.init, 0), batch)
     return jax.tree.map(lambda m: jnp.zeros(m.shape, m.dtype), metrics)
 

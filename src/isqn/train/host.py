@@ -109,7 +109,7 @@ def train(
             session.show_progress(count.step)
 
             # A lost life may end an episode for the agent; the game, whose return is recorded, continues.
-            is_over = has_ended and not (env.continues and count.episode_length < config.max_episode_steps)
+            is_over = has_ended and not (env.game_continues and count.episode_length < config.max_episode_steps)
             if is_over:
                 session.add_episode(count.epoch, count.step, count.episode_return, count.episode_length)
                 count.epoch_returns.append(count.episode_return)

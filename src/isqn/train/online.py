@@ -85,7 +85,7 @@ def replay_memory(config: Any, spec: EnvSpec) -> Memory:
     if not uses_compiled_loop(config):
         return memory_needed(config.observed_spec(spec), config.replay_rows, compresses(config, spec))
     size = device_replay(config, spec).nbytes * config.num_seeds
-    return Memory(columns=0, frames=size, most_frames=size, compressed=False)
+    return Memory(columns=0, frames=size, max_frames=size, compressed=False)
 
 
 def batches_in_memory(config: Any) -> int:

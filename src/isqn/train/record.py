@@ -24,7 +24,7 @@ from typing import Any, ClassVar
 
 from isqn.agents.registry import read_config_file
 from isqn.config.fields import nearest_path
-from isqn.config.parts import Run
+from isqn.config.run import Run
 from isqn.config.toml import to_toml
 from isqn.data.files import replace_text
 from isqn.imports import IMPORTED

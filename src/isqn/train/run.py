@@ -13,7 +13,7 @@ import jax
 
 from isqn.agents.registry import find_agent
 from isqn.config.fields import MAY_CHANGE, PLACE, flag, marks
-from isqn.config.parts import Run
+from isqn.config.run import Run
 from isqn.data.files import DamagedFile
 from isqn.data.replay import Memory
 from isqn.envs.adapter import Environment
@@ -111,7 +111,7 @@ def require_possible(config: Any, spec: EnvSpec, **where: bool) -> None:
     size = agent_bytes(config, spec)
     require_memory(size, f"The network and its optimizer need {size / 1e9:,.1f} GB", advise_lower(config))
     number = loop.batches_in_memory(config)
-    size = number * num_bytes(spec.batch(config.sampled_batch_size))
+    size = number * num_bytes(spec.batch_shapes(config.sampled_batch_size))
     what = f"The {number} batches in memory take" if number > 1 else "A batch takes"
     require_memory(size, f"{what} {size / 1e9:,.1f} GB", f"Lower {flag('batch_size')}.")
     loop.require_possible(config, spec, **where)

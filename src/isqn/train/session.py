@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from isqn.config.parts import Run
+from isqn.config.run import Run
 from isqn.data.files import DamagedFile
 from isqn.train import checkpoint
 from isqn.train.progress import Progress, memory_mb

@@ -9,7 +9,7 @@ from isqn.data import sources
 from isqn.data.dataset import INDEX, MINARI, read_index, spec_of
 from isqn.envs import atari
 from isqn.envs.adapter import make_environment
-from isqn.envs.registry import full_id
+from isqn.envs.registry import canonical_id
 from isqn.types import EnvSpec, UserError
 
 FORMATS = (
@@ -22,7 +22,7 @@ def find_source(folder: Path, env_id: str | None, run: int, checkpoints: int) ->
     """Return the source in a folder, by the names of its files, and the specification of its environment."""
     if (folder / INDEX).is_file():
         spec = spec_of(read_index(folder))
-        if env_id and full_id(env_id) != spec.id:
+        if env_id and canonical_id(env_id) != spec.id:
             raise UserError(f"{folder} is of {spec.id}, not of --env-id {env_id}.")
         return sources.own(folder, checkpoints), spec
     if any(folder.glob("$store$_observation_ckpt.*.gz")):
