@@ -20,7 +20,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, ForwardRef
 
 ROOT = Path(__file__).parents[2]
 
@@ -276,6 +276,8 @@ class _Annotation:
     """Prints an annotation as it is in the code, without the quotes of a string."""
 
     def __init__(self, annotation: Any):
+        if isinstance(annotation, ForwardRef):
+            annotation = annotation.__forward_arg__
         self.text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
 
     def __repr__(self) -> str:
@@ -324,15 +326,7 @@ def describe(name: str, value: Any) -> str:
         return "\n\n".join([*lines, f"```python\n{name} = {value!r}\n```"])
     if isinstance(value, type) and issubclass(value, BaseException):
         return "\n\n".join([*lines, own_docstring(value)])
-    fields = dataclasses.fields(value) if isinstance(value, type) and dataclasses.is_dataclass(value) else ()
-    if len(fields) > 30:
-        lines.append(f"```python\n{name}(**settings)\n```")
-    else:
-        lines.append(f"```python\n{signature(f'isqn.{name}', value)}\n```")
-    lines.append(own_docstring(value))
-    if len(fields) > 30:
-        lines.append("The [command line](cli.md) reference lists the settings with their meaning.")
-        return "\n\n".join(line for line in lines if line)
+    lines += [f"```python\n{signature(f'isqn.{name}', value)}\n```", own_docstring(value)]
     for attribute, member in vars(value).items() if isinstance(value, type) else ():
         if attribute.startswith("_") or not own_docstring(member):
             continue

@@ -113,7 +113,7 @@ def make_environment(env_id: str | gym.Env, *, protocol: str = "auto", render: b
     """Make an environment from its id, or adapt a given `gymnasium.Env`.
 
     Ids: `ALE/Pong-v5`, `MinAtar/Breakout-v1`, `dm_control/dog-walk-v0`, `isqn/Chain-v0`, any other Gymnasium id, or
-    `module:Env-v0`, which imports the module first. `protocol` selects the protocol of an Atari game
+    `module:Env-v0` of a module that is imported already. `protocol` selects the protocol of an Atari game
     (`atari.PROTOCOLS`) or a dm_control task (`dmc.PROTOCOLS`); all other environments have a single protocol.
     """
     if isinstance(env_id, str) and env_id.startswith("ALE/"):
