@@ -25,5 +25,5 @@ def pytest_configure(config):
     the flags; JAX has not started yet.
     """
     if config.option.markexpr == "not slow" and "XLA_FLAGS" not in os.environ:
-        flags = ("backend_optimization_level=0", "cpu_use_fusion_emitters=false", "cpu_parallel_codegen_split_count=1")
+        flags = ("backend_optimization_level=0", "cpu_use_fusion_emitters=false")
         os.environ["XLA_FLAGS"] = " ".join(f"--xla_{flag}" for flag in flags)
