@@ -3,6 +3,7 @@ import signal
 import sys
 from pathlib import Path
 
+import pytest
 from hypothesis import settings
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -27,3 +28,15 @@ def pytest_configure(config):
     if config.option.markexpr == "not slow" and "XLA_FLAGS" not in os.environ:
         flags = ("backend_optimization_level=0", "cpu_use_fusion_emitters=false")
         os.environ["XLA_FLAGS"] = " ".join(f"--xla_{flag}" for flag in flags)
+
+
+@pytest.fixture(autouse=True)
+def forget_imports():
+    """Forget after each test which code of a user was imported: a command in a process of its own knows none."""
+    from isqn import imports
+
+    names, files = list(imports.IMPORTED), set(imports._IMPORTED_FILES)
+    yield
+    imports.IMPORTED[:] = names
+    imports._IMPORTED_FILES.clear()
+    imports._IMPORTED_FILES.update(files)
