@@ -42,7 +42,7 @@ def write(folder: Path, rows: int) -> int:
 
 
 def forget(folder: Path) -> None:
-    """What the system has cached of its files since they were written counts for who wrote them."""
+    """Drop the cached pages of the files, which count as memory of the process that wrote them."""
     for path in folder.iterdir():
         handle = os.open(path, os.O_RDONLY)
         os.fsync(handle)

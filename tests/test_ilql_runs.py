@@ -220,7 +220,7 @@ def test_simulated_people_are_cached(tmp_path, monkeypatch):
 
 
 def test_files_beside_the_games_say_which_are_held_out(tmp_path):
-    """As ILQL publishes them."""
+    """Games in the format that ILQL publishes."""
     games = [["panic", ["<g><g><g><g><g>"]], ["solar", ["<b><b><b><b><b>", "<g><g><g><g><g>"]]]
     path = tmp_path / "random_human_tweet_data_200.json"
     path.write_text(json.dumps({"games": games}))

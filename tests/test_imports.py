@@ -1,4 +1,4 @@
-"""Who may import whom, read from the source; and what `import isqn` must not start."""
+"""Import rules, read from the source, and modules that `import isqn` must not load."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ KIND_NAMES = {"dqn", "stream-q", "sac", "cql", "ilql"}
 
 
 def test_no_module_asks_for_the_name_of_an_agent():
-    """What the rest of the program must know of an agent is in the registry, and nobody compares its name."""
+    """The registry holds what other modules must know of an agent, so that none compares its name."""
     for module, tree in TREES.items():
         for node in ast.walk(tree):
             if isinstance(node, ast.Compare) and ast.unparse(node.left).endswith((".agent", "agent.name")):
