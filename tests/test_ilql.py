@@ -118,7 +118,7 @@ def test_returns_to_go_by_hand():
 
 
 def test_the_loss_of_a_batch_is_the_mean_over_its_steps():
-    """Worked out by hand: token j of guess n is written in the state at position 12 n + j; the answer takes six tokens."""
+    """Worked out by hand: token j of guess n is at position 12 n + j, and the answer takes six tokens."""
     config = iterated(2)
     agent, state = initialised(config)
     values = agent.network

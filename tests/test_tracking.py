@@ -139,7 +139,7 @@ def test_a_tracker_gets_the_config_and_every_row(name, tmp_path, monkeypatch):
 
 
 def test_each_seed_is_a_run_of_its_own(tmp_path, monkeypatch):
-    """Trackers must be told to start a run per seed: wandb returns the first run again, trackio ends its current run."""
+    """Trackers must be told to start a run per seed: wandb returns the first one, trackio ends its current one."""
     current = ContextVar("current", default=None)
 
     class Library(Fake):
