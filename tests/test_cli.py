@@ -177,6 +177,11 @@ def test_the_first_run_learns_the_known_values(tmp_path, monkeypatch, capsys):
         (["train", "dqn", "--gama=0.9"], 2, "`isqn train dqn` has no flag --gama; did you mean --gamma?"),
         (["train", "--no_layer_nrm"], 2, "`isqn train dqn` has no flag --no-layer-nrm; did you mean --no-layer-norm?"),
         (["eval", "x", "--xyz"], 2, "`isqn eval` has no flag --xyz; `isqn eval --help` lists them."),
+        (
+            ["train", "dqn", "--dataset", "x"],
+            2,
+            "`isqn train dqn` has no flag --dataset; it is for `isqn train cql`, not for dqn.",
+        ),
         (["train", "--scheme", "iterated-shard"], 2, "--scheme is 'iterated-shard'; did you mean iterated-shared?"),
         (["train", "--loss=dqm"], 2, "--loss is 'dqm'; did you mean dqn?"),
         (["train", "--loop", "?"], 2, "--loop is '?'; choose one of auto, host, compiled."),

@@ -13,8 +13,16 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from helpers import registries_restored
 from isqn.agents.dqn import DqnConfig
-from isqn.agents.registry import agent_names, config_class, config_from_mapping, make_config, read_config_file
+from isqn.agents.registry import (
+    agent_names,
+    config_class,
+    config_from_mapping,
+    make_config,
+    read_config_file,
+    register_agent,
+)
 from isqn.config.fields import MAX_INTEGER, docs, field_names, flag, nearest_path
 from isqn.config.toml import to_toml
 from isqn.losses import LOSSES
@@ -348,3 +356,44 @@ def test_labels_are_the_papers_names():
             assert config.label == pattern.format(algorithm)
             assert config.replace(meta_gradient="adam").label == f"Meta {config.label}"
             assert config.replace(meta_gradient="sgd").label == f"Meta-SGD {config.label}"
+
+
+# -- agents of a user ------------------------------------------------------------------------------------------------
+
+
+def make_nothing(config, spec):
+    raise AssertionError
+
+
+def test_an_agent_is_registered_by_the_name_that_its_config_has():
+    @dataclasses.dataclass(frozen=True)
+    class Mine(DqnConfig):
+        """A config without a name of its own."""
+
+    with registries_restored():
+        with pytest.raises(UserError, match=r"Mine\.agent is 'dqn'; it must be 'mine'\."):
+            register_agent("mine", Mine, make_nothing)
+        with pytest.raises(UserError, match="the package has an agent 'dqn'; choose another name"):
+            register_agent("dqn", DqnConfig, make_nothing)
+
+
+def test_presets_of_another_agent_leave_the_defaults_of_an_agent_alone():
+    """The preset `toy` sets the discount, but neither the batch size nor the learning rate."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Mine(DqnConfig):
+        """Deep Q-learning with other defaults."""
+
+        agent = "mine"
+        batch_size: int = 64
+        learning_rate: float = 7e-4
+
+    with registries_restored():
+        register_agent("mine", Mine, make_nothing, presets_of="dqn")
+        config: Any = preset_config("toy", "mine")
+    assert (config.agent, config.discount, config.batch_size, config.learning_rate) == ("mine", 0.9, 64, 7e-4)
+
+
+def test_a_mapping_cannot_change_the_agent_of_its_base():
+    with pytest.raises(UserError, match="here sets 'agent' to 'sac', and these are settings of 'dqn'; leave it out"):
+        config_from_mapping({"agent": "sac"}, "here", DqnConfig())

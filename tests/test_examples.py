@@ -47,7 +47,9 @@ def load():
 
     def import_example(name: str):
         import_all([path(name)])
-        return sys.modules[name]
+        return next(
+            module for key, module in sys.modules.items() if key.startswith("isqn_import_") and key.endswith(name)
+        )
 
     with registries_restored():
         yield import_example

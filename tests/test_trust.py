@@ -129,3 +129,10 @@ def test_a_missing_import_is_answered_with_its_flag(tmp_path, capsys, monkeypatc
     capsys.readouterr()
     assert main(["eval", "run"]) == 1
     assert capsys.readouterr().err.endswith("The run was trained with --import trusted_loss.py; add it.\n")
+
+
+def test_a_summary_cannot_name_folders_elsewhere(run_dir, capsys):
+    summary = run_dir / "summary.json"
+    summary.write_text('{"status": "running", "trained_with": ["../../../../../elsewhere"]}')
+    assert main(["resume", str(run_dir)]) == 1
+    assert "trained_with is ['../../../../../elsewhere']; it must name its siblings." in capsys.readouterr().err

@@ -44,7 +44,7 @@ def _reason(error: BaseException, name: str) -> str:
 
 def _import_file(path: Path) -> None:
     """Import a file as a module; it stays in `sys.modules`, where `--help` finds the source of its settings."""
-    name = path.stem if path.stem not in sys.modules else f"{path.stem}_{len(_IMPORTED_FILES)}"
+    name = f"isqn_import_{len(_IMPORTED_FILES)}_{path.stem}"  # never the name of an installed module
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
@@ -59,7 +59,7 @@ def _import_file(path: Path) -> None:
 def _import_module(name: str) -> None:
     """Import a module, also from the current folder, which is not on the path of a console script."""
     if os.getcwd() not in sys.path and "" not in sys.path:
-        sys.path.insert(0, os.getcwd())
+        sys.path.append(os.getcwd())
     importlib.import_module(name)
 
 

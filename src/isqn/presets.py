@@ -6,15 +6,16 @@ emulator or the simulator, `_updates` gradient steps. Values that no table gives
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
 from isqn.agents.cql import CqlConfig
 from isqn.agents.dqn import DqnConfig
-from isqn.agents.registry import find_agent, make_config
+from isqn.agents.registry import config_class, find_agent, make_config
 from isqn.agents.sac import SacConfig
 from isqn.agents.stream_q import StreamQConfig
-from isqn.config.fields import nearest
+from isqn.config.fields import field_names, nearest
 from isqn.config.run import Run
 from isqn.envs import toy
 from isqn.envs.scores import DMC_HARD_7
@@ -430,25 +431,57 @@ def preset_config(name: str, agent: str | None = None) -> Run:
             f"--preset {name} is for `isqn train {preset.agent}`; "
             f"the presets of `isqn train {agent}` are {', '.join(presets_of(agent))}."
         )
-    return make_config(agent, **asdict(preset.config))
+    if agent == preset.agent:
+        return make_config(agent, **asdict(preset.config))
+    # An agent that shares the presets of another one keeps its own defaults where the preset keeps those of its agent.
+    defaults, known = asdict(make_config(preset.agent)), field_names(config_class(agent))
+    changed = {n: value for n, value in asdict(preset.config).items() if n in known and value != defaults[n]}
+    return make_config(agent, **changed)
 
 
 def preset_for(env_id: str, agent: str = "dqn") -> str:
     """Return the name of the preset that fits an environment if none is asked for."""
-    owner = find_agent(agent).presets_of
-    if owner == "sac":
-        if not env_id.startswith("dm_control/"):
-            return "continuous"
-        hard = env_id.removeprefix("dm_control/").removesuffix("-v0") in DMC_HARD_7
-        return "dmc-hard" if hard else "dmc-small"
-    if owner == "ilql":
-        return "wordle-mini"
-    kind = {"stream-q": "-stream", "cql": "-cql"}.get(owner, "")
-    if env_id.startswith("ALE/"):
-        return f"atari{kind or '-cnn-ln'}"
-    if env_id.startswith("MinAtar/"):
-        return f"minatar{kind}"
-    return f"toy{kind}" if env_id in toy.PROBLEMS else f"classic{kind}"
+    by_kind = _DEFAULT_PRESETS[find_agent(agent).presets_of]
+    return next(name for fits, name in by_kind if fits(env_id))
+
+
+def _is_atari(env_id: str) -> bool:
+    return env_id.startswith("ALE/")
+
+
+def _is_minatar(env_id: str) -> bool:
+    return env_id.startswith("MinAtar/")
+
+
+def _is_toy(env_id: str) -> bool:
+    return env_id in toy.PROBLEMS
+
+
+def _is_hard_control(env_id: str) -> bool:
+    return _is_control(env_id) and env_id.removeprefix("dm_control/").removesuffix("-v0") in DMC_HARD_7
+
+
+def _is_control(env_id: str) -> bool:
+    return env_id.startswith("dm_control/")
+
+
+def _is_any(env_id: str) -> bool:
+    return True
+
+
+def _by_environment(suffix: str, atari: str) -> tuple[tuple[Callable[[str], bool], str], ...]:
+    names = (atari, f"minatar{suffix}", f"toy{suffix}", f"classic{suffix}")
+    return tuple(zip((_is_atari, _is_minatar, _is_toy, _is_any), names, strict=True))
+
+
+# Agent -> its presets in order, each with the environments that it fits.
+_DEFAULT_PRESETS = {
+    "dqn": _by_environment("", "atari-cnn-ln"),
+    "stream-q": _by_environment("-stream", "atari-stream"),
+    "cql": _by_environment("-cql", "atari-cql"),
+    "sac": ((_is_hard_control, "dmc-hard"), (_is_control, "dmc-small"), (_is_any, "continuous")),
+    "ilql": ((_is_any, "wordle-mini"),),
+}
 
 
 def default_config(agent: str, env_id: str | None = None) -> Run:

@@ -63,6 +63,10 @@ def register_agent(
     evaluation_rule: str = "",
 ) -> None:
     """Register an agent for `isqn train NAME`, `isqn.Model(NAME)`, studies, reports and all other commands."""
+    if config.agent != name:
+        raise UserError(f"register_agent: {config.__name__}.agent is {config.agent!r}; it must be {name!r}.")
+    if name in _BUILT_IN and make.__module__.partition(".")[0] != "isqn":
+        raise UserError(f"register_agent: the package has an agent {name!r}; choose another name.")
     _KINDS[name] = AgentKind(name, config, make, actions, loop, presets_of or name, evaluation_rule)
 
 
@@ -136,6 +140,8 @@ def config_from_mapping(values: dict[str, Any], where: str, base: Run | None = N
     """Return a config from the contents of a file; an error about an unknown name suggests the nearest known one."""
     settings = dict(values)
     agent = settings.pop("agent", base.agent if base else "dqn")
+    if base and agent != base.agent:
+        raise UserError(f"{where} sets 'agent' to {agent!r}, and these are settings of {base.agent!r}; leave it out.")
     try:
         kind = config_class(agent)
     except UserError as error:

@@ -13,7 +13,6 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from isqn.agents.registry import find_agent
 from isqn.cli import report
 from isqn.cli.parse import arg, parse
 from isqn.cli.tables import table
@@ -84,9 +83,10 @@ def run(args: Sequence[str]) -> int:
         return 0
     from isqn.study import drive, engines
     from isqn.train.progress import count, say
+    from isqn.train.run import loop_of
 
     engines.require_flags(options.engine, options.address, options.gpus, options.cluster, options.slurm, options.hosts)
-    if options.hosts > 1 and find_agent(study.agent).actions != "tokens":
+    if options.hosts > 1 and not loop_of(study.cells[0].config).IS_DISTRIBUTED:
         raise UserError(f"--hosts is {options.hosts}; only runs of `isqn train ilql` are trained by several together.")
     for name in ("workers", "seeds_per_job", "hosts"):
         value = getattr(options, name)

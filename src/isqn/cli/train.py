@@ -14,7 +14,7 @@ import tyro
 from isqn.agents.registry import agent_names, config_class, find_agent, make_config, read_config_file
 from isqn.cli.parse import HELP_ENDING, UsageError, arg, parse, parse_some
 from isqn.cli.tables import table
-from isqn.config.fields import nearest, require_effect
+from isqn.config.fields import field_names, nearest, require_effect
 from isqn.config.run import Run
 from isqn.imports import import_all, module_of
 from isqn.losses import LOSSES
@@ -107,7 +107,7 @@ def _base_config(args: Sequence[str], agent: str | None) -> tuple[Run, str]:
         return config, base.config_file
     agent = agent or "dqn"
     recorded: dict[str, Any] = {}  # settings that follow from the dataset
-    if base.dataset and hasattr(make_config(agent), "dataset"):
+    if base.dataset and "dataset" in field_names(config_class(agent)):
         from isqn.data.dataset import read_index, spec_of
 
         spec = spec_of(read_index(Path(base.dataset)))
@@ -124,7 +124,8 @@ def _base_config(args: Sequence[str], agent: str | None) -> tuple[Run, str]:
 def _show_diff(config: Run, preset: str) -> int:
     """Print the settings of a run and of a preset that differ, or that only one of the two has."""
     theirs, ours = (
-        {name: str(value) for name, value in asdict(one).items()} for one in (preset_config(preset), config)
+        {name: str(value) for name, value in ({"agent": one.agent} | asdict(one)).items()}
+        for one in (preset_config(preset), config)
     )
     names = dict.fromkeys((*ours, *theirs))
     rows = [(n, theirs.get(n, ""), ours.get(n, "")) for n in names if theirs.get(n) != ours.get(n)]

@@ -135,13 +135,13 @@ def docs(kind: type) -> dict[str, str]:
     for part in reversed(kind.__mro__):
         if dataclasses.is_dataclass(part) and part.__module__ != __name__:
             all_docs |= _docs_of_class(part)
-    return {name: all_docs[name] for name in field_names(kind)}
+    return {name: all_docs.get(name, "") for name in field_names(kind)}
 
 
 def _docs_of_class(part: type) -> dict[str, str]:
     try:
         (tree,) = ast.parse(inspect.cleandoc(inspect.getsource(part))).body
-    except OSError:  # a class made by `isqn.agents.registry.config_class` has no source
+    except (OSError, TypeError):  # a class made by `isqn.agents.registry.config_class` has no source
         return {}
     assert isinstance(tree, ast.ClassDef)
     return {

@@ -34,6 +34,14 @@ def native_environment(env_id: str, protocol: str, reset: Reset, step: Step, num
     return NativeEnvironment(EnvSpec(env_id, protocol, frame.shape, frame.dtype.name, num_actions), reset, step)
 
 
+def _action_space(spec: EnvSpec) -> gym.spaces.Space[Any]:
+    if not spec.is_continuous:
+        return gym.spaces.Discrete(spec.num_actions)
+    shape, dtype = spec.action_box or (spec.num_actions,), np.dtype(spec.action_type)
+    low, high = (np.array(bound, dtype).reshape(shape) for bound in (spec.action_low, spec.action_high))
+    return gym.spaces.Box(low, high, shape, dtype.type)
+
+
 class NativeGymnasium(gym.Env):
     """Gymnasium environment around an environment in JAX, for the host loop and evaluations."""
 
@@ -44,7 +52,7 @@ class NativeGymnasium(gym.Env):
         dtype = np.dtype(spec.frame_dtype)
         low, high = (-np.inf, np.inf) if dtype.kind == "f" else (0, 1 if dtype.kind == "b" else np.iinfo(dtype).max)
         self.observation_space = gym.spaces.Box(low, high, spec.frame_shape, dtype.type)
-        self.action_space = gym.spaces.Discrete(spec.num_actions)
+        self.action_space = _action_space(spec)
         self.render_mode = render_mode
         self._reset, self._step = jax.jit(native.reset), jax.jit(native.step)
 

@@ -39,7 +39,8 @@ def register_environment(
     environment in JAX also works in the host loop and in evaluations.
     """
     make_native = (lambda: native) if isinstance(native, NativeEnvironment) else native
-    if entry_point is None and make_native is not None and env_id not in gym.registry:
+    own_wrapper = isinstance(getattr(gym.registry.get(env_id), "entry_point", None), partial)  # of an earlier version
+    if entry_point is None and make_native is not None and (env_id not in gym.registry or own_wrapper):
         entry_point = partial(_make_gymnasium, make_native)
     if entry_point is not None:
         gym.registry.pop(env_id, None)

@@ -87,13 +87,15 @@ def make_act_and_store(
 def make_update(config: Any, agent: Agent, replay: DeviceReplay) -> Callable[[LoopState, Array], tuple[LoopState, Any]]:
     """Return a function that does the update that is due after `step` steps."""
 
+    size = config.update_batch_size
+
     def update(state: LoopState, step: Array) -> tuple[LoopState, Any]:
         updates = step // config.update_period
         if agent.is_streaming:
             batch = replay.latest(state.rows, step)
         else:
-            batch = replay.sample(state.rows, step, device_key(state.agent.seed, "replay", updates), config.batch_size)
-        if config.analysis:
+            batch = replay.sample(state.rows, step, device_key(state.agent.seed, "replay", updates), size)
+        if config.held_out_size:
             key = device_key(state.agent.seed, "held-out", updates)
             batch = append_held_out(batch, replay.sample(state.rows, step, key, config.held_out_size))
         agent_state, metrics = agent.update(state.agent, batch)
@@ -206,7 +208,7 @@ def train(
             if learning:
                 time_left.say_once(step, until, time.monotonic() - began)
                 totals = jax.tree.map(jnp.add, totals, sums)
-                sessions.count_updates((until - step) // config.update_period)
+                sessions.count_updates((until - step) // config.update_period * config.updates_per_step)
 
             # Record.
             sessions.add_episodes(ended, step)
@@ -297,4 +299,5 @@ def _next_stop(config: Any, step: int) -> tuple[int, bool]:
 
 
 def _updates(config: Any, step: int) -> int:
-    return max(0, step // config.update_period - config.learning_starts // config.update_period)
+    period = config.update_period
+    return max(0, step // period - config.learning_starts // period) * config.updates_per_step

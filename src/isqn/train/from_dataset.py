@@ -23,6 +23,7 @@ from isqn.train import offline, timing
 from isqn.train.announce import begin_summaries, epoch_line, require_memory
 from isqn.train.evaluate import host_evaluation, native_evaluation
 from isqn.train.functions import flops_per_update, make_agent
+from isqn.train.online import require_native
 from isqn.train.progress import Progress
 from isqn.types import EnvSpec, UserError
 
@@ -61,6 +62,8 @@ def batch_flag(config: Any) -> str:
 
 def require_possible(config: Any, spec: EnvSpec, *, on_host: bool = False, is_new: bool = False) -> None:
     """Refuse a run that cannot work, before its folder is made or an old one is deleted."""
+    if config.loop == "compiled":
+        require_native(config.env_id)
     memory = replay_memory(config, spec)
     needs = f"{config.dataset} takes {memory.total / 1e9:.1f} GB in memory"
     require_memory(memory.total, needs, "Take a part of it by `isqn data convert --fraction`.")

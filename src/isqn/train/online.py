@@ -27,14 +27,20 @@ flops = flops_per_update
 LONG_RUN_STEPS = 100_000  # for longer runs, the time is estimated by a measurement at the start
 
 
+def require_native(env_id: str) -> None:
+    """Refuse `--loop compiled` for an environment without a JAX version."""
+    if not has_native(env_id):
+        raise UserError(
+            f"--loop compiled needs an environment written in JAX, and {env_id} is not; `isqn list envs` shows which "
+            "are, or leave --loop at auto."
+        )
+
+
 def uses_compiled_loop(config: Any) -> bool:
     """Return whether a run trains in the compiled loop; refuse a --loop or --num-seeds that does not fit."""
     native = has_native(config.env_id)
-    if config.loop == "compiled" and not native:
-        raise UserError(
-            f"--loop compiled needs an environment written in JAX, and {config.env_id} is not; "
-            "`isqn list envs` shows which are, or leave --loop at auto."
-        )
+    if config.loop == "compiled":
+        require_native(config.env_id)
     if config.num_seeds > 1 and (config.loop == "host" or not native):
         raise UserError(
             f"--num-seeds {config.num_seeds} needs the compiled loop, for environments written in JAX; "

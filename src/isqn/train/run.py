@@ -12,7 +12,7 @@ from typing import Any, Protocol, cast
 import jax
 
 from isqn.agents.registry import find_agent
-from isqn.config.fields import MAY_CHANGE, PLACE, flag, marks
+from isqn.config.fields import flag
 from isqn.config.run import Run
 from isqn.data.files import DamagedFile
 from isqn.data.replay import Memory
@@ -125,12 +125,22 @@ def run_dirs(config: Run, run_dir: Path | None) -> list[Path]:
     return [record.seed_dir(run_dir, one.seed) if run_dir else record.default_run_dir(one) for one in configs]
 
 
+def _folders_of_program(run_dir: Path) -> list[Path]:
+    """Return the folders of the seeds that were trained in one program, which lie beside each other."""
+    names = record.read_summary(run_dir).get("trained_with", ["."])
+    is_list = isinstance(names, list) and all(isinstance(name, str) for name in names)
+    folders = [run_dir / name for name in names] if is_list else []
+    if not folders or any(folder.resolve().parent != run_dir.resolve().parent for folder in folders):
+        raise UserError(f"{run_dir / 'summary.json'} is damaged: trained_with is {names!r}; it must name its siblings.")
+    return folders
+
+
 def resume(run_dir: Path, *, quiet: bool = False) -> bool:
     """Resume a run where it stopped; return False if it had finished."""
     read_config(run_dir)
     if record.run_state(run_dir) == "finished":
         return False
-    folders = [run_dir / name for name in record.read_summary(run_dir).get("trained_with", ["."])]
+    folders = _folders_of_program(run_dir)
     config = read_config(folders[0])
     if len(folders) > 1:
         config = config.replace(num_seeds=len(folders))
@@ -167,11 +177,6 @@ def _require_unchanged(run_dir: Path, config: Run) -> None:
                     "last checkpoint; put it back, or train a new run with `isqn train --config`."
                 )
         return
-
-
-def may_change(config: Run) -> set[str]:
-    """Return the settings that may change between a stop and a resume."""
-    return {*marks(type(config), MAY_CHANGE), *marks(type(config), PLACE)}
 
 
 def train(config: Any, folders: list[Path], *, quiet: bool = False, env: Environment | None = None) -> None:
