@@ -195,6 +195,7 @@ def test_the_first_run_learns_the_known_values(tmp_path, monkeypatch, capsys):
         ),
         (["study", "meta", "--out", ""], 2, "--out is empty; give it a value, or leave it out."),
         (["report", "runs", "-o", ""], 2, "-o is empty; give it a value, or leave it out."),
+        (["list", "envs", "--import", ""], 2, "--import is empty; give it a value, or leave it out."),
         (["train", "--experiment="], 2, "--experiment is empty; give it a value, or leave it out."),
         (["train", "--preset", "atari-cn"], 1, "The preset 'atari-cn' is not known; did you mean atari-cnn?"),
         (["cost", "clasic"], 1, "The preset 'clasic' is not known; did you mean classic?"),

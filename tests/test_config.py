@@ -25,9 +25,9 @@ from isqn.agents.registry import (
 )
 from isqn.config.fields import MAX_INTEGER, docs, field_names, flag, nearest_path
 from isqn.config.toml import to_toml
-from isqn.losses import LOSSES
+from isqn.losses import LOSSES, register_loss
 from isqn.presets import preset_config, presets_of
-from isqn.schemes import SCHEMES
+from isqn.schemes import SCHEMES, register_scheme
 from isqn.types import UserError
 
 TRAINED = (*presets_of("dqn"), *presets_of("stream-q"))
@@ -397,3 +397,11 @@ def test_presets_of_another_agent_leave_the_defaults_of_an_agent_alone():
 def test_a_mapping_cannot_change_the_agent_of_its_base():
     with pytest.raises(UserError, match="here sets 'agent' to 'sac', and these are settings of 'dqn'; leave it out"):
         config_from_mapping({"agent": "sac"}, "here", DqnConfig())
+
+
+def test_losses_and_schemes_of_the_package_are_not_replaced():
+    with registries_restored():
+        with pytest.raises(UserError, match="the package has a loss 'dqn'; choose another name"):
+            register_loss("dqn", make_nothing, "Mine")
+        with pytest.raises(UserError, match="the package has a scheme 'target-free'; choose another name"):
+            register_scheme("target-free", make_nothing)

@@ -122,6 +122,8 @@ def register_loss(
     Its keyword-only arguments without a default are filled from the settings of the same name. `settings` is a part of
     a config (a frozen dataclass that extends `isqn.config.parts.PairLoss`) with those that the package does not have.
     """
+    if name in LOSSES and LOSSES[name].function.__module__ == __name__:
+        raise UserError(f"register_loss: the package has a loss {name!r}; choose another name.")
     LOSSES[name] = Loss(label, function, bootstraps, settings)
 
 

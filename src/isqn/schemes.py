@@ -120,8 +120,13 @@ SCHEMES: dict[str, Callable[[int], TargetScheme]] = {
 }
 
 
+_BUILT_IN = frozenset(SCHEMES)
+
+
 def register_scheme(name: str, make: Callable[[int], TargetScheme]) -> None:
     """Make a scheme known as `--scheme NAME`; `make` takes the value of `--k`."""
+    if name in _BUILT_IN:
+        raise UserError(f"register_scheme: the package has a scheme {name!r}; choose another name.")
     SCHEMES[name] = make
 
 

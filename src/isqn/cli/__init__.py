@@ -62,6 +62,8 @@ def main(argv: list[str] | None = None) -> int:
         command, *rest = words or [""]
         if command not in COMMANDS:
             raise UsageError(f"`isqn {command}` is not known; {nearest(command, COMMANDS)}")
+        if "" in global_flags.imports:
+            raise UsageError("--import is empty; give it a value, or leave it out.")
         import_all(global_flags.imports)
         with _plain_warnings():
             code = COMMANDS[command](rest)
