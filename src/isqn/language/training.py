@@ -27,10 +27,10 @@ from isqn.language.types import TextSpec
 from isqn.train import checkpoint, offline, parallel, timing
 from isqn.train.announce import begin_summaries, epoch_line
 from isqn.train.evaluate import load_agent_state
-from isqn.train.functions import make_agent
+from isqn.train.functions import agent_bytes, make_agent
 from isqn.train.progress import Progress, count, free_memory
 from isqn.train.record import read_config
-from isqn.types import Params, UserError, num_bytes
+from isqn.types import Params, UserError
 
 IS_DISTRIBUTED = True
 WORK = "game"  # the unit whose FLOPs are counted
@@ -160,7 +160,7 @@ def train(
         source = open_source(config)
         progress.say(f"{config.label} on {config.env_id}: {source.describe()}; seed {config.seed}")
         agent = make_agent(config, source.spec)
-        size = num_bytes(jax.eval_shape(agent.init, 0))
+        size = agent_bytes(config, source.spec)
         progress.say(f"{size / 1e9:.3g} GB for networks and optimizer; games are made as they are needed.")
         evaluate = make_evaluation(config, source, should_stop)
         finish = begin_summaries(config, [run_dir], source.spec, learned_from=source.provenance())

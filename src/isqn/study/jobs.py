@@ -15,6 +15,7 @@ from isqn.study.engines import Job
 from isqn.study.grid import Study
 from isqn.study.worker import SEEDS_PER_JOB
 from isqn.train import online, record, run
+from isqn.train.functions import agent_bytes
 from isqn.train.record import slug
 from isqn.types import UserError
 
@@ -85,4 +86,4 @@ def memory_needed(config: Any) -> int:
     """Estimate the memory of a job, for replay, network and process."""
     spec = run.specification(config)
     replay = run.loop_of(config).replay_memory(config, spec).total
-    return BASE_BYTES + int(replay) + 4 * run.agent_bytes(config, spec)
+    return BASE_BYTES + int(replay) + 4 * agent_bytes(config, spec)

@@ -16,13 +16,18 @@ from isqn.agents.base import Agent
 from isqn.compiler import jit
 from isqn.config.run import Run
 from isqn.train.probes import add_probes
-from isqn.types import EnvSpec, Transition
+from isqn.types import EnvSpec, Transition, num_bytes
 
 
 def make_agent(config: Run, spec: EnvSpec) -> Agent:
     """Make the agent of a run; with --analysis, it also computes the probes."""
     agent = registry.make_agent(config, spec)
     return add_probes(agent, config) if config.held_out_size else agent
+
+
+def agent_bytes(config: Run, spec: EnvSpec) -> int:
+    """Return the bytes of networks, copies and optimizer of all seeds that are trained at once."""
+    return config.num_seeds * num_bytes(jax.eval_shape(make_agent(config, spec).init, 0))
 
 
 class Functions(NamedTuple):

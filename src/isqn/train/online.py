@@ -17,9 +17,9 @@ from isqn.envs.adapter import Environment, make_environment, require_protocol
 from isqn.envs.registry import has_native, make_native
 from isqn.train import checkpoint, compiled, host, timing
 from isqn.train.announce import begin_summaries, epoch_line, require_memory
-from isqn.train.functions import compile_agent, flops_per_update, make_agent
+from isqn.train.functions import agent_bytes, compile_agent, flops_per_update, make_agent
 from isqn.train.progress import Progress, duration
-from isqn.types import EnvSpec, UserError, num_bytes
+from isqn.types import EnvSpec, UserError
 
 IS_DISTRIBUTED = False
 WORK = "update"  # the unit whose FLOPs are counted
@@ -185,7 +185,7 @@ def _memory_line(config: Any, spec: EnvSpec) -> str:
     memory = replay_memory(config, spec)
     if "buffer_size" in field_names(type(config)):
         return f"{memory}."
-    size = config.num_seeds * num_bytes(jax.eval_shape(make_agent(config, spec).init, 0))
+    size = agent_bytes(config, spec)
     replay = f"{memory} for the probes" if config.analysis else "there is no replay"
     return f"{size / 1e6:.3g} MB for network, traces and moments; {replay}."
 

@@ -19,7 +19,7 @@ from isqn.data.replay import Memory
 from isqn.envs.adapter import Environment
 from isqn.train import checkpoint, parallel, record
 from isqn.train.announce import advise_lower, relative_paths, require_memory
-from isqn.train.functions import make_agent
+from isqn.train.functions import agent_bytes
 from isqn.train.progress import Progress
 from isqn.train.record import read_config
 from isqn.train.signals import stop_on_signals
@@ -72,11 +72,6 @@ def loop_of(config: Run) -> Loop:
 def specification(config: Run) -> EnvSpec:
     """Return the specification of the environment of a run."""
     return loop_of(config).specification(config)
-
-
-def agent_bytes(config: Run, spec: EnvSpec) -> int:
-    """Return the bytes of networks, copies and optimizer of all seeds that are trained at once."""
-    return config.num_seeds * num_bytes(jax.eval_shape(make_agent(config, spec).init, 0))
 
 
 def start(config: Run, run_dir: Path | None = None, *, overwrite: bool = False, quiet: bool = False) -> list[Path]:
