@@ -33,6 +33,8 @@ from isqn.types import Array, EnvSpec, Metrics, Params, Transition, Values
 if TYPE_CHECKING:
     from isqn.networks import Network
 
+Losses = Callable[..., tuple[Array, tuple[Metrics, Params]]]  # of parameters, statistics, copies and a batch
+
 
 @dataclass(frozen=True)
 class DqnConfig(PairLoss, MetaGradient, BatchNorm, ScaledTorso, Adam, Replay, EpsilonGreedy, NativeLoop):
@@ -69,7 +71,6 @@ def make(config: Any, spec: EnvSpec) -> Agent:
     losses = make_pair_losses(scheme, network, make_loss(config.loss, config), joint=config.uses_batch_norm)
     optimizer = make_optimizer(config)
     learns_weights = config.meta_gradient != "none"
-    weights = jnp.asarray(config.pair_weights)
 
     def init(seed: Array | int) -> AgentState:
         params, statistics = network.init(device_key(seed, "network"))
@@ -83,8 +84,40 @@ def make(config: Any, spec: EnvSpec) -> Agent:
             meta=init_meta(scheme.num_pairs, config.meta_learning_rate) if learns_weights else (),
         )
 
+    def refresh(state: AgentState) -> AgentState:
+        params, copies = schemes.refresh(scheme, state.params, state.copies, config.target_step_size)
+        return state._replace(params=params, copies=copies)
+
+    def activations(state: AgentState, batch: Transition) -> tuple[list[Array], Array]:
+        return network.activations(state.params, state.statistics, batch.obs)
+
+    return Agent(
+        init=init,
+        observe=identity_observe,
+        act=make_epsilon_greedy(scheme, network, spec, config.acting_rule),
+        update=make_update(config, losses),
+        refresh=refresh,
+        sync=sync,
+        losses=losses,
+        activations=activations,
+        network=network,
+        refreshes=scheme.refreshes,
+    )
+
+
+def make_optimizer(config: Any) -> optax.GradientTransformation:
+    if config.meta_gradient == "sgd":
+        return optax.sgd(config.learning_rate)
+    # Differentiating through Adam needs eps_root: a gradient of exactly zero has no slope under the root.
+    return make_adam(config, eps_root=1e-9 if config.meta_gradient == "adam" else 0.0)
+
+
+def make_update(config: Any, losses: Losses) -> Callable[[AgentState, Transition], tuple[AgentState, Metrics]]:
+    """Return the gradient step on the weighted sum of the pair losses; a meta-gradient may learn the weights."""
+    optimizer, weights = make_optimizer(config), jnp.asarray(config.pair_weights)
+
     def update(state: AgentState, batch: Transition) -> tuple[AgentState, Metrics]:
-        if learns_weights:
+        if config.meta_gradient != "none":
             return meta_update(state, batch, losses, optimizer, config.meta_learning_rate)
 
         def weighted(params: Params) -> tuple[Array, tuple[Metrics, Params]]:
@@ -96,27 +129,10 @@ def make(config: Any, spec: EnvSpec) -> Agent:
         params = optax.apply_updates(state.params, steps)
         return state._replace(params=params, statistics=statistics, optimizer=optimizer_state), metrics
 
-    def refresh(state: AgentState) -> AgentState:
-        params, copies = schemes.refresh(scheme, state.params, state.copies, config.target_step_size)
-        return state._replace(params=params, copies=copies)
-
-    def activations(state: AgentState, batch: Transition) -> tuple[list[Array], Array]:
-        return network.activations(state.params, state.statistics, batch.obs)
-
-    act = make_epsilon_greedy(scheme, network, spec, config.acting_rule)
-    return Agent(init, identity_observe, act, update, refresh, sync, losses, activations, network, scheme.refreshes)
+    return update
 
 
-def make_optimizer(config: Any) -> optax.GradientTransformation:
-    if config.meta_gradient == "sgd":
-        return optax.sgd(config.learning_rate)
-    # Differentiating through Adam needs eps_root: a gradient of exactly zero has no slope under the root.
-    return make_adam(config, eps_root=1e-9 if config.meta_gradient == "adam" else 0.0)
-
-
-def make_pair_losses(
-    scheme: schemes.TargetScheme, network: Network, pair_loss: Loss, *, joint: bool
-) -> Callable[..., tuple[Array, tuple[Metrics, Params]]]:
+def make_pair_losses(scheme: schemes.TargetScheme, network: Network, pair_loss: Loss, *, joint: bool) -> Losses:
     """Return a function of parameters, statistics, copies and a batch that returns the mean loss of each pair."""
 
     def pair_losses(

@@ -7,8 +7,9 @@ buffer holds raw observations and rewards; a sampled batch is normalised by the 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -25,7 +26,7 @@ from isqn.agents.base import (
     refresh_if_due,
     sync,
 )
-from isqn.agents.dqn import evaluate_pairs
+from isqn.agents.dqn import Losses, evaluate_pairs
 from isqn.agents.registry import register_agent
 from isqn.config.fields import AT_LEAST_ONE, AT_LEAST_ZERO, POSITIVE, Needs, needs, require
 from isqn.config.parts import Adam, MovingHeads, Normalisation, PairWeights, Replay, Torso
@@ -33,6 +34,12 @@ from isqn.config.run import Interaction, LearningRate, LearningStarts, TargetSte
 from isqn.keys import device_key
 from isqn.lazy import jax, jnp, optax
 from isqn.types import Array, EnvSpec, Metrics, Params, Transition
+
+if TYPE_CHECKING:
+    from isqn.networks import Network, Policy
+
+# From a state, a batch and a key to the state with the policy, or the critic, updated.
+PartialUpdate = Callable[[AgentState, Transition, Array], tuple[AgentState, Metrics]]
 
 BatchNormed = Needs(lambda config: config.uses_batch_norm, "--joint-batch-norm yes")
 
@@ -145,6 +152,11 @@ class SacConfig(MovingHeads, Normalisation, PairWeights, Torso, Adam, Replay, In
         }
 
 
+class Networks(NamedTuple):
+    critic: Network
+    policy: Policy
+
+
 class Actor(NamedTuple):
     """Policy network and entropy temperature."""
 
@@ -163,26 +175,10 @@ class Optimizers(NamedTuple):
 
 
 def make(config: SacConfig, spec: EnvSpec) -> Agent:
-    from isqn.networks import make_critic, make_policy
-
-    scheme, torso, is_joint = config.target_scheme, config.torso, config.uses_batch_norm
-    critic_style = config.style | {"width": config.critic_width, "blocks": config.critic_blocks}
-    policy_style = config.style | {"width": config.policy_width, "blocks": config.policy_blocks}
-    policy_style["batch_norm"] = is_joint and config.batch_norm_policy
-    num_critics = 2 if config.twin_q else 1
-    critic = make_critic(
-        spec, scheme.num_heads, torso, critic_style, num_atoms=config.num_atoms, num_critics=num_critics
-    )
-    policy = make_policy(spec, torso, policy_style)
-    optimizer = make_adam(config)
+    scheme, networks, optimizer = config.target_scheme, make_networks(config, spec), make_adam(config)
+    critic, policy = networks
     refreshed_scheme = scheme if config.refreshed_heads == "all" else first_pair(scheme)
-    atoms = losses.value_atoms(config.num_atoms, config.value_bound)
-    is_categorical = config.num_atoms > 1
-    pair_loss = losses.bind_settings(losses.categorical if is_categorical else losses.expected, config)
-    weights, actor_weights = jnp.asarray(config.pair_weights), jnp.asarray(config.actor_head_weights)
-    online = np.array(scheme.online)
-    frozen = np.array(sorted(set(scheme.target) - set(scheme.online)), int)
-    target_entropy = config.target_entropy_per_action * spec.num_actions
+    pair_losses = make_pair_losses(config, critic)
 
     def init(seed: Array | int) -> AgentState:
         params, statistics = critic.init(device_key(seed, "network"))
@@ -211,24 +207,71 @@ def make(config: SacConfig, spec: EnvSpec) -> Agent:
 
     def act(state: AgentState, obs: Array, epsilon: Array, step: Array, episode: Array) -> Choice:
         explore, uniform, normal = jax.random.split(device_key(state.seed, "explore", step), 3)
-        mean, log_std = policy_output(state.policy, normalisation.normalise_observation(state.moments, obs)[None])
+        obs = normalisation.normalise_observation(state.moments, obs)[None]
+        mean, log_std = apply_policy(policy, state.policy, obs)
         chosen = jnp.tanh(mean[0]) if config.acting_rule == "mean" else draw(normal, mean, log_std)[0][0]
         random_action = jax.random.uniform(uniform, (spec.num_actions,), minval=-1)
         return Choice(jnp.where(jax.random.uniform(explore) < epsilon, random_action, chosen), jnp.bool(False))
 
-    def policy_output(actor: Actor, obs: Array) -> tuple[Array, Array]:
-        return policy.apply(actor.network, actor.statistics, obs)[0]
+    def refresh(state: AgentState) -> AgentState:
+        params, copies = schemes.refresh(refreshed_scheme, state.params, state.copies, config.target_step_size)
+        return state._replace(params=params, copies=copies)
 
-    def value(outputs: Array) -> Array:
-        """Return the expected value under the logits over the atoms, or the single output."""
-        return jnp.matmul(jax.nn.softmax(outputs), atoms, precision="highest") if is_categorical else outputs[..., 0]
+    def activations(state: AgentState, batch: Transition) -> tuple[list[Array], Array]:
+        x = jnp.concatenate([normalisation.normalise_observation(state.moments, batch.obs), batch.action], axis=-1)
+        return critic.activations(state.params, state.statistics, x)
+
+    update_policy = make_policy_update(config, networks, config.target_entropy_per_action * spec.num_actions)
+    update_critic = make_critic_update(config, networks, pair_losses)
+    return Agent(
+        init=init,
+        observe=observe,
+        act=act,
+        update=make_update(config, update_policy, update_critic, refresh),
+        refresh=refresh,
+        sync=sync,
+        losses=pair_losses,
+        activations=activations,
+        network=critic,
+        refreshes=False,  # the update does it itself
+        acting_parts=("policy", "moments"),
+    )
+
+
+def make_networks(config: SacConfig, spec: EnvSpec) -> Networks:
+    from isqn.networks import make_critic, make_policy
+
+    num_heads, num_critics = config.target_scheme.num_heads, 2 if config.twin_q else 1
+    style = config.style | {"width": config.critic_width, "blocks": config.critic_blocks}
+    critic = make_critic(spec, num_heads, config.torso, style, num_atoms=config.num_atoms, num_critics=num_critics)
+    style = config.style | {"width": config.policy_width, "blocks": config.policy_blocks}
+    style["batch_norm"] = config.uses_batch_norm and config.batch_norm_policy
+    return Networks(critic, make_policy(spec, config.torso, style))
+
+
+def apply_policy(policy: Policy, actor: Actor, obs: Array) -> tuple[Array, Array]:
+    """Return the mean and the log standard deviation of the policy, before the squashing."""
+    return policy.apply(actor.network, actor.statistics, obs)[0]
+
+
+def make_value(config: SacConfig) -> Callable[[Array], Array]:
+    """Return a function from critic outputs to values: the mean under the logits of the atoms, or the one output."""
+    if config.num_atoms == 1:
+        return lambda outputs: outputs[..., 0]
+    atoms = losses.value_atoms(config.num_atoms, config.value_bound)
+    return lambda logits: jnp.matmul(jax.nn.softmax(logits), atoms, precision="highest")
+
+
+def make_pair_losses(config: SacConfig, critic: Network) -> Losses:
+    """Return the mean critic loss of each pair; `obs` and `next_obs` of the batch have the actions appended."""
+    scheme, value = config.target_scheme, make_value(config)
+    pair_loss = losses.bind_settings(losses.categorical if config.num_atoms > 1 else losses.expected, config)
 
     def pair_losses(
         params: Params, statistics: Params, copies: tuple[Params, ...], batch: Transition
     ) -> tuple[Array, tuple[Metrics, Params]]:
-        """Return the batch mean of the loss of each pair; `obs` and `next_obs` have the actions appended."""
         predictions, targets, new_statistics = evaluate_pairs(
-            scheme, critic, params, statistics, copies, batch, joint=is_joint
+            scheme, critic, params, statistics, copies, batch, joint=config.uses_batch_norm
         )
         if config.twin_q:  # the target of both critics is the smaller value
             least = jnp.argmin(value(targets.next), axis=2, keepdims=True)[..., None]
@@ -239,21 +282,26 @@ def make(config: SacConfig, spec: EnvSpec) -> Agent:
         metrics = {"loss": per_pair.sum(), "q_value": value(jax.lax.stop_gradient(predictions.now)).mean()}
         return per_pair, (metrics, new_statistics)
 
-    def optimise(optimizer_state: Any, grads: Any, params: Any) -> tuple[Any, Any]:
-        steps, optimizer_state = optimizer.update(grads, optimizer_state, params)
-        return optax.apply_updates(params, steps), optimizer_state
+    return pair_losses
+
+
+def make_policy_update(config: SacConfig, networks: Networks, target_entropy: float) -> PartialUpdate:
+    """Return the update of the policy by its value and its entropy, then of the temperature by the entropy."""
+    optimise, value = make_optimise(config), make_value(config)
+    critic, policy = networks
+    online, weights = np.array(config.target_scheme.online), jnp.asarray(config.actor_head_weights)
+    uses_batch_statistics = config.policy_loss_statistics == "batch"
 
     def update_policy(state: AgentState, batch: Transition, key: Array) -> tuple[AgentState, Metrics]:
-        """Update the policy by its value and its entropy, then the temperature by the entropy."""
         actor, temperature = state.policy, jnp.exp(state.policy.log_temperature)
 
         def loss(network: Params) -> tuple[Array, tuple[Array, Params]]:
             (mean, log_std), statistics = policy.apply(network, actor.statistics, batch.obs, True)
             action, log_probability = draw(key, mean, log_std)
-            joined, train = jnp.concatenate([batch.obs, action], axis=-1), config.policy_loss_statistics == "batch"
-            q, _ = critic.apply(state.params, state.statistics, joined, train)
+            joined = jnp.concatenate([batch.obs, action], axis=-1)
+            q, _ = critic.apply(state.params, state.statistics, joined, uses_batch_statistics)
             least = value(q[:, online]).min(axis=2)
-            return (temperature * log_probability - least @ actor_weights).mean(), (-log_probability.mean(), statistics)
+            return (temperature * log_probability - least @ weights).mean(), (-log_probability.mean(), statistics)
 
         grads, (entropy, statistics) = jax.grad(loss, has_aux=True)(actor.network)
         network, policy_optimizer = optimise(state.optimizer.policy, grads, actor.network)
@@ -265,8 +313,18 @@ def make(config: SacConfig, spec: EnvSpec) -> Agent:
         )
         return state, {"entropy": entropy, "temperature": jnp.exp(log_temperature)}
 
+    return update_policy
+
+
+def make_critic_update(config: SacConfig, networks: Networks, pair_losses: Losses) -> PartialUpdate:
+    """Return the update of the critic by the weighted pair losses."""
+    optimise, weights = make_optimise(config), jnp.asarray(config.pair_weights)
+    critic, policy = networks
+    scheme = config.target_scheme
+    frozen = np.array(sorted(set(scheme.target) - set(scheme.online)), int)
+
     def update_critic(state: AgentState, batch: Transition, key: Array) -> tuple[AgentState, Metrics]:
-        next_action, next_log_probability = draw(key, *policy_output(state.policy, batch.next_obs))
+        next_action, next_log_probability = draw(key, *apply_policy(policy, state.policy, batch.next_obs))
         bonus = -jnp.exp(state.policy.log_temperature) * next_log_probability
         batch = batch._replace(
             obs=jnp.concatenate([batch.obs, batch.action], axis=-1),
@@ -290,6 +348,29 @@ def make(config: SacConfig, spec: EnvSpec) -> Agent:
         heads = jax.tree.map(lambda w, old: w.at[frozen].set(old[frozen]), projected["heads"], params["heads"])
         return {**projected, "heads": heads}
 
+    return update_critic
+
+
+def make_optimise(config: SacConfig) -> Callable[[Any, Any, Any], tuple[Any, Any]]:
+    """Return an optimizer step, from optimizer state, gradients and parameters to new parameters and state."""
+    optimizer = make_adam(config)
+
+    def optimise(optimizer_state: Any, grads: Any, params: Any) -> tuple[Any, Any]:
+        steps, optimizer_state = optimizer.update(grads, optimizer_state, params)
+        return optax.apply_updates(params, steps), optimizer_state
+
+    return optimise
+
+
+def make_update(
+    config: SacConfig,
+    update_policy: PartialUpdate,
+    update_critic: PartialUpdate,
+    refresh: Callable[[AgentState], AgentState],
+) -> Callable[[AgentState, Transition], tuple[AgentState, Metrics]]:
+    """Return the update of an agent step: its gradient steps, each on a batch of its own, one after another."""
+    value_bound = config.value_bound if config.num_atoms > 1 else None
+
     def update_once(state: AgentState, batch: Transition) -> tuple[AgentState, Metrics]:
         """Do one gradient step of the policy, the temperature and the critic on a normalised batch."""
         keys = jax.random.split(device_key(state.seed, "update", state.optimizer.updates))
@@ -302,38 +383,16 @@ def make(config: SacConfig, spec: EnvSpec) -> Agent:
         return refresh_if_due(config, refresh, state, updates), metrics
 
     def update(state: AgentState, batch: Transition) -> tuple[AgentState, Metrics]:
-        """Do all gradient steps of an agent step; `batch` holds their batches one after another."""
         batch = batch._replace(
             obs=normalisation.normalise_observation(state.moments, batch.obs),
-            reward=batch.reward
-            / normalisation.reward_scale(state.moments, config.value_bound if is_categorical else None),
+            reward=batch.reward / normalisation.reward_scale(state.moments, value_bound),
             next_obs=normalisation.normalise_observation(state.moments, batch.next_obs),
         )
         batches = jax.tree.map(lambda x: x.reshape(-1, config.batch_size, *x.shape[1:]), batch)
         state, metrics = jax.lax.scan(update_once, state, batches)
         return state, jax.tree.map(lambda m: m.sum(axis=0), metrics)
 
-    def refresh(state: AgentState) -> AgentState:
-        params, copies = schemes.refresh(refreshed_scheme, state.params, state.copies, config.target_step_size)
-        return state._replace(params=params, copies=copies)
-
-    def activations(state: AgentState, batch: Transition) -> tuple[list[Array], Array]:
-        x = jnp.concatenate([normalisation.normalise_observation(state.moments, batch.obs), batch.action], axis=-1)
-        return critic.activations(state.params, state.statistics, x)
-
-    return Agent(
-        init=init,
-        observe=observe,
-        act=act,
-        update=update,
-        refresh=refresh,
-        sync=sync,
-        losses=pair_losses,
-        activations=activations,
-        network=critic,
-        refreshes=False,  # the update does it itself
-        acting_parts=("policy", "moments"),
-    )
+    return update
 
 
 def draw(key: Array, mean: Array, log_std: Array) -> tuple[Array, Array]:

@@ -77,7 +77,7 @@ class Run:
         AT_LEAST_ONE,
         Needs(lambda config: config.target_scheme.num_copies > 1, "--scheme iterated-target-based and --k above 1"),
     ] = 30
-    """For iterated-target-based: period of the updates of all later target networks (D of i-QN), in the unit of T."""
+    """Agent steps (offline: gradient steps) between updates of the later target networks (D of i-QN)."""
     learning_rate: LearningRate = 1e-3
     """Learning rate of Adam."""
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
