@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from isqn.config.fields import aliased_setting, field_names, nearest, nearest_setting
 from isqn.config.parts import PairLoss
-from isqn.config.run import Run
+from isqn.config.run import Interaction, Run
 from isqn.config.toml import load_toml
 from isqn.losses import LOSSES
 from isqn.types import EnvSpec, UserError
@@ -90,13 +90,14 @@ def make_agent(config: Run, spec: EnvSpec) -> Agent:
 
 def require_actions(config: Run, spec: EnvSpec) -> None:
     """Refuse an environment whose actions the agent cannot choose."""
-    continuous = find_agent(config.agent).actions == "continuous"
-    if continuous and not spec.is_continuous:
-        raise UserError(f"The actions of {spec.id} are a finite set; use `isqn train dqn` or `isqn train stream-q`.")
-    if spec.is_continuous and not continuous:
-        raise UserError(f"The actions of {spec.id} are continuous; use `isqn train sac`.")
-    if spec.is_continuous and spec.is_image:
-        raise UserError(f"{spec.id} observes images {spec.frame_shape}; `isqn train sac` learns from vectors only.")
+    kind, needed = find_agent(config.agent), "continuous" if spec.is_continuous else "discrete"
+    if kind.actions in (needed, "tokens"):
+        return
+    others = (find_agent(name) for name in agent_names())
+    names = [kind.name for kind in others if kind.actions == needed and issubclass(kind.config, Interaction)]
+    actions = "continuous" if spec.is_continuous else "a finite set"
+    suitable = " or ".join(f"`isqn train {name}`" for name in names)
+    raise UserError(f"The actions of {spec.id} are {actions}; use {suitable}.")
 
 
 # -- configs by the name of their agent

@@ -33,7 +33,7 @@ from isqn.config.parts import Adam, MovingHeads, Normalisation, PairWeights, Rep
 from isqn.config.run import Interaction, LearningRate, LearningStarts, TargetStepSize, TargetUpdatePeriod
 from isqn.keys import device_key
 from isqn.lazy import jax, jnp, optax
-from isqn.types import Array, EnvSpec, Metrics, Params, Transition
+from isqn.types import Array, EnvSpec, Metrics, Params, Transition, UserError
 
 if TYPE_CHECKING:
     from isqn.networks import Network, Policy
@@ -241,6 +241,8 @@ def make(config: SacConfig, spec: EnvSpec) -> Agent:
 def make_networks(config: SacConfig, spec: EnvSpec) -> Networks:
     from isqn.networks import make_critic, make_policy
 
+    if spec.is_image:
+        raise UserError(f"{spec.id} observes images {spec.frame_shape}; `isqn train sac` learns from vectors only.")
     num_heads, num_critics = config.target_scheme.num_heads, 2 if config.twin_q else 1
     style = config.style | {"width": config.critic_width, "blocks": config.critic_blocks}
     critic = make_critic(spec, num_heads, config.torso, style, num_atoms=config.num_atoms, num_critics=num_critics)
