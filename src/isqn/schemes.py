@@ -148,7 +148,7 @@ def infer_k(scheme: TargetScheme) -> int:
 def refresh(
     scheme: TargetScheme, params: Params, copies: tuple[Params, ...], step_size: float = 1.0
 ) -> tuple[Params, tuple[Params, ...]]:
-    """Move every target interpolate its online head (or network); called every T steps.
+    """Move every target towards its online head (or network); called every T steps.
 
     Target heads inside the network move simultaneously, so the heads of iS-QN shift by one. The first copy is taken
     before this shift and the other copies after it, so the i-QN chain starts from its old first head and continues

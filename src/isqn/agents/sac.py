@@ -178,7 +178,7 @@ def make(config: SacConfig, spec: EnvSpec) -> Agent:
     refreshed_scheme = scheme if config.refreshed_heads == "all" else first_pair(scheme)
     atoms = losses.value_atoms(config.num_atoms, config.value_bound)
     is_categorical = config.num_atoms > 1
-    pair_loss = losses.bind_settings(losses.categorical if is_categorical else losses.expected, config)
+    pair_loss = losses.bind_settings(losses.categorical if is_categorical else losses.soft_bellman, config)
     weights, actor_weights = jnp.asarray(config.pair_weights), jnp.asarray(config.actor_head_weights)
     online = np.array(scheme.online)
     frozen = np.array(sorted(set(scheme.target) - set(scheme.online)), int)
