@@ -77,7 +77,7 @@ class Run:
         AT_LEAST_ONE,
         Needs(lambda config: config.target_scheme.num_copies > 1, "--scheme iterated-target-based and --k above 1"),
     ] = 30
-    """For iterated-target-based: period of the updates of all later target networks (D of i-QN), in the unit of T."""
+    """For iterated-target-based: period of copying the targets of all heads but the first (D), in the unit of T."""
     learning_rate: LearningRate = 1e-3
     """Learning rate of Adam."""
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
@@ -171,7 +171,7 @@ class Interaction(Run):
     """Settings of a run that learns while it acts in an environment."""
 
     protocol: str = "auto"
-    """Preprocessing. Atari: machado2018, streaming, reference; dm_control: action-repeat-2, -1, -4, -8. auto: first."""
+    """Protocol. Atari: machado2018 (auto), streaming, reference; dm_control: action-repeat-2 (auto), -1, -4, -8."""
     max_episode_steps: Annotated[int, AT_LEAST_ONE] = 27_000
     """Agent steps after which an episode is truncated (H)."""
     total_timesteps: Annotated[int, AT_LEAST_ONE, MAY_CHANGE] = 50_000
