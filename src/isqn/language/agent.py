@@ -111,7 +111,7 @@ class IlqlConfig(MovingHeads, PairWeights, Adam, Offline):
     ] = "weights"
     """Quantity averaged over the heads: exp(beta (Q - V)), as in the paper, or Q - V."""
     deciding_q: Annotated[Literal["target", "online"], HasCopy] = "target"
-    """Network whose Q-values weight the tokens, if there is a target. Not specified in the paper; ILQL's code: target."""
+    """Network whose Q-values weight tokens, with a target network. Not specified in the paper; ILQL's code: target."""
     num_layers: Annotated[int, AT_LEAST_ONE] = 12
     """Number of layers of each GPT-2. Default: GPT-2 small."""
     model_width: Annotated[int, AT_LEAST_ONE] = 768
