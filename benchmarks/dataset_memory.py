@@ -69,7 +69,7 @@ def group(limit: int):
 
 
 def sample(folder: Path) -> None:
-    """In the process that is limited: batches a second."""
+    """Print the batches drawn per second, in the process whose memory is limited."""
     dataset = Dataset.open(folder)
     rng = np.random.default_rng(1)
     first = dataset.sample(32, rng)

@@ -7,14 +7,14 @@ import flax.linen as nn
 import jax.numpy as jnp
 
 import isqn
-from isqn.networks.torsos import Activation, Input, Style
+from isqn.networks.torsos import Activation, Input, TorsoSettings
 from isqn.types import Array
 
 
 class Fourier(nn.Module):
     """Rahimi & Recht 2007, with frequencies that are trained from their random initial values."""
 
-    style: Style  # settings of the layers: normalisation, width, precision
+    style: TorsoSettings  # settings of the layers: normalisation, width, precision
 
     @nn.compact
     def __call__(self, x: Array, train: bool) -> Array:

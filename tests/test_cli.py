@@ -91,7 +91,7 @@ def test_isqn_without_a_command_prints_a_welcome_of_five_lines(words, capsys):
     assert main(words) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 5
-    assert lines[0] == f"isqn {isqn.__version__}: deep value-based reinforcement learning without the second network."
+    assert lines[0] == f"isqn {isqn.__version__}: deep Q-learning without a target network."
     assert "isqn train dqn --env-id isqn/Chain-v0" in lines[1]
     assert all(command in lines[3] for command in COMMANDS)
 

@@ -16,10 +16,10 @@ from isqn.data import dataset as module
 from isqn.data.convert import check_subset, convert, first_transitions, select_subset
 from isqn.data.dataset import INDEX, Dataset, DatasetWriter, Piece, Provenance, damaged_files, read_index
 from isqn.data.frames import Layout, RawFrames, StoredFrames
-from isqn.data.inspect import examine
+from isqn.data.inspect import summarise
 from isqn.data.replay import Replay
 from isqn.data.sample import CONTEXT, INSIDE, TERMINATED, TRUNCATED
-from isqn.data.sources import Part, own
+from isqn.data.sources import Part, own_dataset
 from isqn.types import UserError
 
 EPISODES = st.lists(
@@ -230,9 +230,9 @@ def test_errors_for_a_folder_without_an_index(tmp_path):
 def test_output_must_be_a_folder_outside_other_datasets(folder, tmp_path):
     (tmp_path / "letter.txt").write_text("dear")
     with pytest.raises(UserError, match=r"letter\.txt is a file; give --out a folder\."):
-        convert(own(folder, 1), make_spec(), tmp_path / "letter.txt")
+        convert(own_dataset(folder, 1), make_spec(), tmp_path / "letter.txt")
     with pytest.raises(UserError, match=rf"lies in the dataset {folder}; give --out another folder\."):
-        convert(own(folder, 1), make_spec(), folder / "deep" / "inside")
+        convert(own_dataset(folder, 1), make_spec(), folder / "deep" / "inside")
 
 
 # -- subsets
@@ -253,7 +253,7 @@ def test_subset_first_takes_the_start_of_each_part(tmp_path):
     """300 steps in 10 parts: a fraction of 0.1 is the first 3 steps of each part."""
     spec = make_spec()
     write_dataset(tmp_path / "all", spec, [(10, "terminated")] * 30)
-    source = own(tmp_path / "all", 10)
+    source = own_dataset(tmp_path / "all", 10)
     assert [part.size for part in source.parts] == [30] * 10
     convert(source, spec, tmp_path / "part", subset="first", fraction=0.1)
     part, whole = Dataset.open(tmp_path / "part"), Dataset.open(tmp_path / "all")
@@ -270,7 +270,7 @@ def test_parts_may_start_and_end_inside_an_episode(stack, tmp_path):
     """Together, the parts hold every step once, with its original frame stack."""
     spec = make_spec(stack=stack)
     write_dataset(tmp_path / "all", spec, [(50, "terminated"), (7, "truncated"), (30, "terminated")])
-    source, whole = own(tmp_path / "all", 9), Dataset.open(tmp_path / "all")
+    source, whole = own_dataset(tmp_path / "all", 9), Dataset.open(tmp_path / "all")
     assert [sum(piece.num_transitions for piece in part.pieces()) for part in source.parts] == [
         part.size for part in source.parts
     ]
@@ -284,7 +284,7 @@ def test_parts_may_start_and_end_inside_an_episode(stack, tmp_path):
     for column, of_all in zip(mine[:5], theirs[:5], strict=True):
         np.testing.assert_array_equal(column, of_all)
     with pytest.raises(UserError, match=r"--checkpoints is 88; \S+ has 87 transitions, and each part needs one\."):
-        own(tmp_path / "all", 88)
+        own_dataset(tmp_path / "all", 88)
 
 
 def test_random_episodes_are_whole_and_depend_on_the_seed():
@@ -300,7 +300,7 @@ def test_an_interrupted_conversion_resumes(stopped_in, tmp_path):
     """The result is bitwise equal, and finished parts are not read again."""
     spec = make_spec()
     write_dataset(tmp_path / "all", spec, [(10, "terminated")] * 12)
-    source = own(tmp_path / "all", 3)
+    source = own_dataset(tmp_path / "all", 3)
     convert(source, spec, tmp_path / "whole")
     read = []
 
@@ -334,24 +334,24 @@ def test_conversion_refuses_a_folder_with_other_content(tmp_path):
     play(spec, [(3, "terminated")], 0, writer)
     writer.save(done=[], complete=False, identity="")
     with pytest.raises(UserError, match="holds another dataset"):
-        convert(own(tmp_path / "all", 1), spec, tmp_path / "part", subset="first", fraction=0.25)
+        convert(own_dataset(tmp_path / "all", 1), spec, tmp_path / "part", subset="first", fraction=0.25)
     write_dataset(tmp_path / "another", spec, [(10, "terminated")] * 4, seed=1)
-    convert(own(tmp_path / "another", 1), spec, tmp_path / "whole")
+    convert(own_dataset(tmp_path / "another", 1), spec, tmp_path / "whole")
     with pytest.raises(UserError, match="holds another dataset"):  # other files of the same format
-        convert(own(tmp_path / "all", 1), spec, tmp_path / "whole")
+        convert(own_dataset(tmp_path / "all", 1), spec, tmp_path / "whole")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "letter.txt").write_text("dear")
     with pytest.raises(UserError, match="is not empty and not a dataset"):
-        convert(own(tmp_path / "all", 1), spec, tmp_path / "other")
+        convert(own_dataset(tmp_path / "all", 1), spec, tmp_path / "other")
 
 
 def test_conversion_resumes_after_a_crash_before_the_first_index(tmp_path):
     spec = make_spec()
     write_dataset(tmp_path / "all", spec, [(10, "terminated")] * 8)
-    convert(own(tmp_path / "all", 1), spec, tmp_path / "whole")
+    convert(own_dataset(tmp_path / "all", 1), spec, tmp_path / "whole")
     write_dataset(tmp_path / "part", spec, [(10, "terminated")] * 8, seed=1)
     (tmp_path / "part" / INDEX).unlink()
-    convert(own(tmp_path / "all", 1), spec, tmp_path / "part")
+    convert(own_dataset(tmp_path / "all", 1), spec, tmp_path / "part")
     names = [sorted(path.name for path in (tmp_path / name).iterdir()) for name in ("whole", "part")]
     assert names[0] == names[1]
 
@@ -360,7 +360,7 @@ def test_subsets_may_skip_parts_but_not_be_empty(tmp_path):
     """A random subset may leave out some parts; a subset without any transition is refused."""
     spec = make_spec()
     write_dataset(tmp_path / "all", spec, [(10, "terminated")] * 6)
-    source = own(tmp_path / "all", 6)
+    source = own_dataset(tmp_path / "all", 6)
     convert(source, spec, tmp_path / "some", subset="random-episodes", fraction=0.4, seed=3)
     assert 0 < len([*Dataset.open(tmp_path / "some").pieces()]) < 6
     with pytest.raises(UserError, match=r"The subset contains no transition; take a larger fraction than 0\.01\."):
@@ -397,7 +397,7 @@ def test_summary_of_a_dataset(tmp_path):
             writer.add(step % 2, reward, step == len(returns), False, blank)
     writer.save()
     dataset = Dataset.open(tmp_path)
-    summary = examine(dataset)
+    summary = summarise(dataset)
     assert (summary["transitions"], summary["episodes"], summary["terminated"]) == (6, 2, 2)
     assert (summary["returns"]["mean"], summary["returns"]["least"], summary["returns"]["most"]) == (1.5, 1.0, 2.0)
     assert summary["lengths"]["median"] == 3.0

@@ -231,12 +231,12 @@ def test_an_id_with_a_module_needs_the_import_of_the_module(tmp_path, monkeypatc
     ("env_id", "module", "extra"), [("ALE/Pong-v5", "ale_py", "atari"), ("MinAtar/Breakout", "minatar", "minatar")]
 )
 def test_a_missing_extra_raises_an_error_with_the_install_command(env_id, module, extra, monkeypatch):
-    atari.games.cache_clear()
+    atari.list_games.cache_clear()
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(UserError, match=rf'pip install "isqn\[{extra}\]"'):
         make_environment(env_id)
     assert len(list_environments()) > 20  # the list works without the extra
-    atari.games.cache_clear()
+    atari.list_games.cache_clear()
 
 
 def test_minatar_ids_may_omit_the_version():

@@ -192,8 +192,8 @@ def test_breakout_equals_the_original():
             state = state.replace(_brick_map=jnp.asarray(game.brick_map, bool))
         for _ in range(200):
             target = game.ball_x + (1 if game.ball_dir in (1, 2) else -1)
-            interpolate = 1 if target < game.pos else 2 if target > game.pos else 0
-            action = interpolate if rng.random() < 0.95 else int(rng.integers(3))
+            towards_target = 1 if target < game.pos else 2 if target > game.pos else 0
+            action = towards_target if rng.random() < 0.95 else int(rng.integers(3))
             bricks = game.brick_map.sum()
             theirs, ours = original.step(action), step(state, action, KEY)
             state = ours[0]

@@ -234,7 +234,7 @@ def test_an_update_moves_the_target_network_which_has_no_v():
 
 
 def test_an_update_shifts_all_heads_at_once():
-    """Head k moves by 5e-3 interpolate head k+1 as it was before the update."""
+    """Head k moves by 5e-3 towards head k+1 as it was before the update."""
     config = iterated(2, learning_rate=0.0)
     agent, state = initialised(config)
     after, _ = jax.jit(agent.update)(state, games())

@@ -28,7 +28,7 @@ from isqn.presets import preset_config
 def test_number_of_parameters(scheme, parameters):
     """A policy, Q1, Q2 and V, and for TB a copy of all but V. Paper, section 5.4: 264M, and 88M less."""
     config = preset_config("wordle").replace(scheme=scheme[0], num_bellman_iterations=scheme[1])
-    assert cost.size(config, SPEC).kept_parameters == parameters
+    assert cost.measure_size(config, SPEC).total_parameters == parameters
 
 
 def test_a_target_network_takes_a_third_pass():

@@ -18,7 +18,7 @@ from isqn.networks.layers import (
     sparse_uniform,
     split_dot,
 )
-from isqn.networks.torsos import Activation, Style
+from isqn.networks.torsos import Activation, TorsoSettings
 from isqn.types import EnvSpec, UserError
 
 ATARI = EnvSpec("ALE/Asterix-v5", "machado2018-v1", (84, 84, 1), "uint8", 9, frame_stack=4, frames_per_step=4)
@@ -215,7 +215,7 @@ def test_bfloat16_networks_compute_in_bfloat16_with_float32_parameters_and_value
 
 def test_auto_chooses_the_torso_by_the_observation():
     for stream, large in ((False, "nature"), (True, "stream")):
-        style = Style(stream=stream)
+        style = TorsoSettings(is_streaming=stream)
         assert [torso_name("auto", spec, style) for spec in (ATARI, MINATAR, VECTOR)] == [large, "minatar", "mlp"]
 
 
@@ -237,15 +237,15 @@ def test_unsuitable_torsos_are_refused(torso, size, min_side):
     with pytest.raises(
         UserError, match=f"--torso {torso} needs images of at least {min_side} pixels a side, but Image"
     ):
-        torso_name(torso, image_spec(*size), Style())
+        torso_name(torso, image_spec(*size), TorsoSettings())
     with pytest.raises(
         UserError, match=r"--torso nature needs images, but CartPole-v1 observes vectors of shape \(4,\)"
     ):
-        torso_name("nature", VECTOR, Style())
+        torso_name("nature", VECTOR, TorsoSettings())
     with pytest.raises(UserError, match=r"--torso 'resnet' is not known; choose one of auto, mlp, minatar, nature"):
-        torso_name("resnet", ATARI, Style())
+        torso_name("resnet", ATARI, TorsoSettings())
     with pytest.raises(UserError, match="--torso simba is for `isqn train sac`; use --torso auto"):
-        torso_name("simba", VECTOR, Style())
+        torso_name("simba", VECTOR, TorsoSettings())
 
 
 # -- streaming ----------------------------------------------------------------------------------------------------
@@ -323,7 +323,7 @@ def test_parameter_free_layer_norm_equals_its_definition(axes, over, epsilon):
 
 
 def test_streaming_activations_are_leaky_relus():
-    style = Style(stream=True, layer_norm=False)
+    style = TorsoSettings(is_streaming=True, layer_norm=False)
     out = Activation(style).apply({}, jnp.array([[-2.0, 3.0]]), False)
     np.testing.assert_allclose(out, [[-0.02, 3.0]])
 

@@ -24,7 +24,7 @@ from isqn.language import game
 from isqn.language.gpt2 import Size
 from isqn.language.heads import make_values
 from isqn.networks import Network, make_critic, make_network
-from isqn.networks.torsos import Activation, Style
+from isqn.networks.torsos import Activation, TorsoSettings
 from isqn.presets import PRESETS, preset_config, preset_for, presets_of
 from isqn.schemes import SCHEMES
 from isqn.types import EnvSpec, UserError
@@ -297,7 +297,7 @@ def convolutions(cell: str, preset: str) -> None:
 def activations(cell: str, preset: str) -> None:
     """All torsos have the same activation."""
     x = np.array([[-2.0, 0.0, 3.0]], np.float32)
-    assert Activation(Style()).apply({}, x, False).tolist() == getattr(jax.nn, cell.lower())(x).tolist()
+    assert Activation(TorsoSettings()).apply({}, x, False).tolist() == getattr(jax.nn, cell.lower())(x).tolist()
 
 
 def minimal_actions(cell: str, preset: str) -> None:
@@ -566,7 +566,7 @@ def test_the_places_of_normalisation_match_the_text():
     x = np.array([[-2.0, 0.0, 3.0], [1.0, -1.0, 2.0]], np.float32)
     key, facts = jax.random.key(0), TEXT["appendix E"]
     assert (facts["LayerNorm"], facts["BatchNorm"]) == ("before each activation", "after each activation")
-    layer_normed, _ = Activation(Style(layer_norm=True)).init_with_output(key, x, True)
+    layer_normed, _ = Activation(TorsoSettings(layer_norm=True)).init_with_output(key, x, True)
     assert (layer_normed >= 0).all()  # the ReLU comes last
-    batch_normed, _ = Activation(Style(batch_norm=True)).init_with_output(key, x, True)
+    batch_normed, _ = Activation(TorsoSettings(batch_norm=True)).init_with_output(key, x, True)
     assert (batch_normed < 0).any()

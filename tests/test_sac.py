@@ -15,10 +15,10 @@ from isqn import losses
 from isqn.agents import normalisation, sac
 from isqn.agents.base import make_adam
 from isqn.agents.registry import make_config
-from isqn.analysis.cost import size
+from isqn.analysis.cost import measure_size
 from isqn.networks import make_policy
 from isqn.networks.layers import BatchRenorm
-from isqn.networks.simba import bounded, normalise_columns, unit
+from isqn.networks.simba import bound_log_std, normalise_columns, to_unit_length
 from isqn.presets import preset_config
 from isqn.types import EnvSpec, Transition, UserError, Values
 
@@ -81,13 +81,16 @@ def train(agent, state, updates, size=8):
 def test_parameters_of_simbav2(spec, scheme, k, kept):
     """Embedding (d + 2) h, a block 8 h^2 + 5 h, before the heads h^2 + h, a head 101 (h + 1); policies as well."""
     assert (
-        size(preset_config("dmc-hard").replace(scheme=scheme, num_bellman_iterations=k), spec).kept_parameters == kept
+        measure_size(preset_config("dmc-hard").replace(scheme=scheme, num_bellman_iterations=k), spec).total_parameters
+        == kept
     )
 
 
 def test_twin_q_adds_the_parameters_of_a_second_critic():
     """MLP (5, 8) and a head (8, 1), each with biases, and two BatchNorm parameters for each of 8 units."""
-    one, two = (size(make(twin_q=twin)[0].replace(scheme="target-free"), TASK).parameters for twin in (False, True))
+    one, two = (
+        measure_size(make(twin_q=twin)[0].replace(scheme="target-free"), TASK).parameters for twin in (False, True)
+    )
     assert two - one == (5 * 8 + 8) + (8 + 1) + 2 * 8
 
 
@@ -109,9 +112,9 @@ def test_every_column_of_simbav2_has_length_one():
 
 
 def test_vectors_and_kernel_columns_are_scaled_to_length_one():
-    assert float(jnp.linalg.norm(unit(jnp.array([3.0, 4.0])))) == pytest.approx(1)
-    np.testing.assert_array_equal(unit(jnp.zeros(3)), 0)
-    assert np.isfinite(jax.grad(lambda x: unit(x).sum())(jnp.zeros(3))).all()
+    assert float(jnp.linalg.norm(to_unit_length(jnp.array([3.0, 4.0])))) == pytest.approx(1)
+    np.testing.assert_array_equal(to_unit_length(jnp.zeros(3)), 0)
+    assert np.isfinite(jax.grad(lambda x: to_unit_length(x).sum())(jnp.zeros(3))).all()
     params = {"kernel": jnp.ones((4, 2)), "scale": jnp.full(2, 7.0)}
     np.testing.assert_allclose(normalise_columns(params)["kernel"], 0.5)
     np.testing.assert_array_equal(normalise_columns(params)["scale"], 7)
@@ -164,7 +167,7 @@ def test_initial_values_of_the_scalers():
 
 
 def test_the_log_standard_deviation_of_a_policy_is_bounded():
-    np.testing.assert_allclose(bounded(jnp.array([-1e9, 0.0, 1e9])), [-10, -4, 2])
+    np.testing.assert_allclose(bound_log_std(jnp.array([-1e9, 0.0, 1e9])), [-10, -4, 2])
 
 
 def test_initial_value_distributions_are_nearly_uniform():
@@ -218,7 +221,7 @@ def test_categorical_does_not_move_the_target_without_reward_and_discounting():
 def test_the_soft_bellman_loss_is_the_squared_error():
     """(1 + 0.9 * 10 - 4)^2"""
     step = Transition(None, None, 1.0, 0.9, None)
-    q = losses.expected(Values(jnp.array([4.0]), None), Values(None, jnp.array([10.0])), step)
+    q = losses.soft_bellman(Values(jnp.array([4.0]), None), Values(None, jnp.array([10.0])), step)
     assert float(q) == pytest.approx(36)
 
 
@@ -544,12 +547,14 @@ def test_parameters_of_batch_norm_at_the_input_and_in_the_policy(fields):
     """BatchNorm has two parameters for each of 3 + 2 inputs of the critic, 3 of the policy, and each of its units."""
     units = 4 * fields["policy_width"] if fields else 8
     plain, _ = make(**fields)
-    found = {name: size(plain.replace(**{name: True}), TASK) for name in ("batch_norm_input", "batch_norm_policy")}
+    found = {
+        name: measure_size(plain.replace(**{name: True}), TASK) for name in ("batch_norm_input", "batch_norm_policy")
+    }
     both, agent = make(batch_norm_input=True, batch_norm_policy=True, **fields)
-    parameters = size(plain, TASK).parameters
+    parameters = measure_size(plain, TASK).parameters
     assert found["batch_norm_input"].parameters - parameters == 2 * 5
     assert found["batch_norm_policy"].parameters - parameters == 2 * units
-    assert size(both, TASK).parameters - parameters == 2 * (5 + units + 3)
+    assert measure_size(both, TASK).parameters - parameters == 2 * (5 + units + 3)
     begun = agent.init(0)
     state, _ = train(agent, begun, 2)
     moved = [(a != b).any() for a, b in zip(*map(jax.tree.leaves, (begun.policy, state.policy)), strict=True)]
@@ -587,7 +592,7 @@ def test_bfloat16_is_used_in_matrix_products_only():
     _, features = agent.activations(state, random_batch())
     assert {leaf.dtype for leaf in jax.tree.leaves((state.params, state.policy, features))} == {np.dtype("float32")}
     (mean, log_std), _ = policy_network(config).apply(state.policy.network, {}, random_batch().obs)
-    assert (mean.dtype, log_std.dtype, unit(jnp.ones(3, jnp.bfloat16)).dtype) == (jnp.float32,) * 3
+    assert (mean.dtype, log_std.dtype, to_unit_length(jnp.ones(3, jnp.bfloat16)).dtype) == (jnp.float32,) * 3
 
 
 # -- normalisation -----------------------------------------------------------------------------------------------------

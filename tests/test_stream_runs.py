@@ -15,7 +15,7 @@ import pytest
 
 import isqn
 from helpers import assert_same, final, stop_after
-from isqn.analysis.cost import size
+from isqn.analysis.cost import measure_size
 from isqn.analysis.probe import known_values, probe_run
 from isqn.cli import main
 from isqn.envs.adapter import Environment, make_environment
@@ -198,8 +198,8 @@ BREAKOUT = EnvSpec("ALE/Breakout-v5", "streaming-v1", (84, 84, 1), "uint8", 4, f
 def test_memory_of_streaming_on_atari():
     """Parameters, traces, moments and the last step take less than 7 MB at K = 9."""
     config = preset_config("atari-stream")
-    free = size(config.replace(scheme="target-free"), BREAKOUT)
-    nine = size(config.replace(num_bellman_iterations=9), BREAKOUT)
+    free = measure_size(config.replace(scheme="target-free"), BREAKOUT)
+    nine = measure_size(config.replace(num_bellman_iterations=9), BREAKOUT)
     assert free.parameters == 143_776 + 257 * 4  # Breakout has 4 actions
     assert nine.parameters == 143_776 + 10 * 257 * 4
     assert nine.optimizer_bytes == 4 * (9 * 143_776 + 257 * 4 + 1)  # traces of the torso and of a head, and the fade

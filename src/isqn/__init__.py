@@ -1,4 +1,4 @@
-"""Deep value-based reinforcement learning without the second network.
+"""Deep Q-learning without a target network.
 
 Importing the package does not import JAX: each public name is loaded when it is first used.
 """

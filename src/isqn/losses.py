@@ -59,8 +59,8 @@ def munchausen_dqn(
 
 def cql(online: Values, target: Values, transition: Transition, *, conservative_weight: float) -> Array:
     """Conservative Q-learning (Kumar et al. 2020, eq. 4) for discrete actions."""
-    spread = jax.nn.logsumexp(online.now) - online.now[transition.action]
-    return dqn(online, target, transition) + conservative_weight * spread
+    conservative = jax.nn.logsumexp(online.now) - online.now[transition.action]
+    return dqn(online, target, transition) + conservative_weight * conservative
 
 
 def cloning(online: Values, target: Values, transition: Transition) -> Array:
@@ -68,7 +68,7 @@ def cloning(online: Values, target: Values, transition: Transition) -> Array:
     return -jax.nn.log_softmax(online.now)[transition.action]
 
 
-def expected(online: Values, target: Values, transition: Transition) -> Array:
+def soft_bellman(online: Values, target: Values, transition: Transition) -> Array:
     """SAC critic loss (Haarnoja et al. 2018, eq. 5) at one action; the reward includes the entropy bonus."""
     return jnp.square(transition.reward + transition.discount * target.next[0] - online.now[0])
 

@@ -95,11 +95,11 @@ class SacConfig(MovingHeads, Normalisation, PairWeights, Torso, Adam, Replay, In
     policy_loss_statistics: Annotated[Literal["running", "batch"], BatchNormed] = "running"
     """BatchNorm statistics of the critic in the actor loss, which never updates them. Not specified in the paper."""
     policy_value: Literal["weighted-mean", "weighted-sum-over-k", "first", "last"] = "weighted-mean"
-    """Aggregation of the heads in the actor loss: sum of w_k Q_k over the sum of w_k or over K, Q_1, or Q_K."""
+    """Value in the actor loss: sum of w_k Q_k, divided by the sum of w_k or by K; the first head; or the last."""
     update_order: Literal["policy-first", "critic-first"] = "policy-first"
     """Order within a gradient step. Not specified in the paper; SimbaV2: policy-first; slimSAC: critic-first."""
     project_frozen_heads: Annotated[bool, needs("scheme", "iterated-shared")] = True
-    """For SimbaV2: also project frozen heads to unit columns at each gradient step. Not specified in the paper."""
+    """For SimbaV2: normalise the weights of frozen heads too at each gradient step. Not specified in the paper."""
     entropy_temperature_start: Annotated[float, POSITIVE] = 1.0
     """Initial entropy temperature (alpha); it is learned."""
     target_entropy_per_action: float = -1.0
@@ -267,7 +267,7 @@ def make_value(config: SacConfig) -> Callable[[Array], Array]:
 def make_pair_losses(config: SacConfig, critic: Network) -> Losses:
     """Return the mean critic loss of each pair; `obs` and `next_obs` of the batch have the actions appended."""
     scheme, value = config.target_scheme, make_value(config)
-    pair_loss = losses.bind_settings(losses.categorical if config.num_atoms > 1 else losses.expected, config)
+    pair_loss = losses.bind_settings(losses.categorical if config.num_atoms > 1 else losses.soft_bellman, config)
 
     def pair_losses(
         params: Params, statistics: Params, copies: tuple[Params, ...], batch: Transition

@@ -36,7 +36,7 @@ class StreamQConfig(Normalisation, ScaledTorso, EpsilonGreedy, NativeLoop):
     target_update_period: TargetUpdatePeriod = 10
     """Target update period (T) in agent steps."""
     learning_rate: LearningRate = 1.0
-    """Step size of ObGD before it is bounded."""
+    """Maximum step size of ObGD (alpha); a step that would overshoot is made smaller."""
     layer_norm: bool = True
     normalise_observations: bool = True
     normalise_rewards: bool = True
@@ -45,13 +45,13 @@ class StreamQConfig(Normalisation, ScaledTorso, EpsilonGreedy, NativeLoop):
     obgd_kappa: Annotated[float, POSITIVE] = 2.0
     """Safety factor of ObGD (kappa): larger values make smaller steps."""
     obgd: Literal["per-head", "joint"] = "per-head"
-    """Bound the update of each pair, or the sum of all updates. Not specified in the paper."""
+    """Update that ObGD bounds: of each pair (per-head), or summed over pairs (joint). Not specified in the paper."""
     shift_traces: bool = True
     """Shift the traces along with the heads at a target update. Not specified in the paper."""
     layer_norm_axes: Literal["channels", "all"] = "channels"
     """Axes of LayerNorm: the channels (slimStreamQ), or all axes of a sample (the code of Stream Q)."""
     initial_sparsity: Annotated[float, PROBABILITY] = 0.9
-    """Share of the incoming weights of each unit that are initially zero, rounded up; at least one is not."""
+    """Share of initially zero weights among the inputs of each unit; at least one weight is not zero."""
 
     # Without a replay buffer, the batch is the current step.
     algorithm = "Stream Q(λ)"
@@ -60,7 +60,7 @@ class StreamQConfig(Normalisation, ScaledTorso, EpsilonGreedy, NativeLoop):
 
     @property
     def style(self) -> dict[str, Any]:
-        streaming = {"stream": True, "layer_norm_axes": self.layer_norm_axes, "sparsity": self.initial_sparsity}
+        streaming = {"is_streaming": True, "layer_norm_axes": self.layer_norm_axes, "sparsity": self.initial_sparsity}
         return super().style | streaming
 
     @property

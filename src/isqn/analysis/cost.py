@@ -29,17 +29,17 @@ class Size(NamedTuple):
     moments_bytes: int  # running moments that normalise observations and rewards
 
     @property
-    def kept_parameters(self) -> int:
+    def total_parameters(self) -> int:
         """Trainable parameters and target copies."""
         return self.parameters + self.copied_parameters
 
     @property
-    def kept_critic(self) -> int:
+    def critic_parameters(self) -> int:
         """Trainable parameters and target copies of the critic."""
-        return self.kept_parameters - self.policy_parameters
+        return self.total_parameters - self.policy_parameters
 
 
-def size(config: Run, spec: EnvSpec) -> Size:
+def measure_size(config: Run, spec: EnvSpec) -> Size:
     """Return the size of an agent, from its shapes alone: nothing is compiled or allocated."""
     state = jax.eval_shape(make_agent(config, spec).init, 0)
     policy = state.policy._replace(statistics=()) if hasattr(state.policy, "statistics") else state.policy

@@ -20,11 +20,11 @@ from isqn.imports import import_all
 from isqn.types import Interrupted, UserError
 
 WELCOME = f"""\
-isqn {__version__}: deep value-based reinforcement learning without the second network.
+isqn {__version__}: deep Q-learning without a target network.
   isqn train dqn --env-id isqn/Chain-v0     train on a toy problem with known values, in seconds
-  isqn study online-plain --dry-run         plan a figure of the paper, at a size for this machine
+  isqn study online-plain --dry-run         plan a study of the paper, scaled down to two cores
   isqn COMMAND --help                       train, resume, study, report, eval, play, data, probe, cost, list, doctor
-The method in ten minutes: src/isqn/schemes.py and src/isqn/losses.py."""
+The method is implemented in src/isqn/schemes.py and src/isqn/losses.py."""
 
 
 def _command(module: str) -> Callable[[list[str]], int]:

@@ -77,18 +77,18 @@ def _config(options: Cost) -> Run:
 
 def _rows(config: Any, spec: Any, work: str) -> Iterator[dict[str, Any]]:
     """Yield the costs of each scheme."""
-    from isqn.analysis.cost import COMPARED_SCHEMES, size
+    from isqn.analysis.cost import COMPARED_SCHEMES, measure_size
     from isqn.train.run import loop_of
 
     loop = loop_of(config)
-    target_based = size(config.replace(scheme="target-based", num_bellman_iterations=1), spec)
+    target_based = measure_size(config.replace(scheme="target-based", num_bellman_iterations=1), spec)
     for scheme, k in COMPARED_SCHEMES:
         variant = config.replace(scheme=scheme, num_bellman_iterations=k)
-        its_size = size(variant, spec)
+        its_size = measure_size(variant, spec)
         row = {"label": variant.label, **its_size._asdict(), f"flops_per_{work}": loop.flops(variant, spec)}
-        row["kept_parameters"] = its_size.kept_parameters
-        row["saved_share"] = 1 - its_size.kept_parameters / target_based.kept_parameters
-        row["saved_share_of_critic"] = 1 - its_size.kept_critic / target_based.kept_critic
+        row["kept_parameters"] = its_size.total_parameters
+        row["saved_share"] = 1 - its_size.total_parameters / target_based.total_parameters
+        row["saved_share_of_critic"] = 1 - its_size.critic_parameters / target_based.critic_parameters
         row["replay_bytes"] = loop.replay_memory(variant, spec).total
         yield row | {"total_bytes": sum(row[f"{part}_bytes"] for part in PARTS)}
 

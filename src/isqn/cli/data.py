@@ -159,16 +159,16 @@ class Inspect:
 def inspect_dataset(args: Sequence[str]) -> int:
     options = parse(Inspect, args, "isqn data inspect")
     from isqn.data.dataset import Dataset, damaged_files
-    from isqn.data.inspect import examine, strip
+    from isqn.data.inspect import summarise, write_strip
 
     damaged = [*damaged_files(options.folder)] if options.verify else []
     if damaged:
         print(json.dumps({"damaged": damaged}) if options.json else "\n".join(damaged))
         return 1
     dataset = Dataset.open(options.folder)
-    summary = examine(dataset)
+    summary = summarise(dataset)
     if options.strip:
-        strip(dataset, options.strip)
+        write_strip(dataset, options.strip)
     if options.json:
         print(json.dumps(summary | ({"damaged": []} if options.verify else {})))
         return 0
@@ -183,12 +183,12 @@ def _print_description(folder: Path, has_changed: bool, quiet: bool, output: Pat
     if quiet:
         return 0
     from isqn.data.dataset import Dataset
-    from isqn.data.inspect import examine
+    from isqn.data.inspect import summarise
     from isqn.train.progress import say
 
     if not has_changed:
         say(f"{output or folder} was complete; nothing to do.")
-    for line in _description_lines(examine(Dataset.open(folder))):
+    for line in _description_lines(summarise(Dataset.open(folder))):
         say(line)
     print(output or folder)
     return 0
@@ -205,9 +205,9 @@ def _description_lines(summary: dict[str, Any]) -> Iterator[str]:
     size = f"{summary['bytes'] / 1e6:,.1f} MB" if summary["bytes"] >= 1e5 else f"{summary['bytes'] / 1e3:.1f} kB"
     yield f"{size}, {summary['bytes_per_transition']:.1f} bytes a transition"
     for name in ("returns", "lengths"):
-        spread = summary[name]
-        middle = f"middle half {spread['quarter']:.6g} to {spread['three_quarters']:.6g}"
-        yield f"{name}: mean {spread['mean']:.6g}, {middle}, from {spread['least']:.6g} to {spread['most']:.6g}"
+        stats = summary[name]
+        middle = f"middle half {stats['quarter']:.6g} to {stats['three_quarters']:.6g}"
+        yield f"{name}: mean {stats['mean']:.6g}, {middle}, from {stats['least']:.6g} to {stats['most']:.6g}"
     if "actions" in summary:
         yield "actions: " + "  ".join(f"{number}: {share:.1%}" for number, share in enumerate(summary["actions"]))
     for note in summary["notes"]:

@@ -37,7 +37,7 @@ class StudyRun:
     seeds: Annotated[tuple[int, ...], arg("INT ...", "those of the study")] = ()
     """Seeds to train."""
     engine: Literal["local", "ray", "slurm"] = "local"
-    """Where the jobs run: in processes of this machine, on Ray, or on SLURM."""
+    """Engine of the jobs: processes of this machine, Ray, or SLURM."""
     workers: Annotated[int | None, arg("INT", "one per GPU or core of this machine; a cluster decides itself")] = None
     """Number of parallel jobs."""
     seeds_per_job: int = SEEDS_PER_JOB

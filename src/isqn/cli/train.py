@@ -27,7 +27,7 @@ Config = TypeVar("Config")
 class Train(Generic[Config]):
     """Train an agent, and print the folder of the run.
 
-    The defaults are those of the preset. Add --env-id or --preset to --help to see those of another preset.
+    The defaults below are those of one preset. `--preset NAME --help` shows those of another.
     """
 
     config: tyro.conf.OmitArgPrefixes[Config]
@@ -108,9 +108,9 @@ def _base_config(args: Sequence[str], agent: str | None) -> tuple[Run, str]:
     agent = agent or "dqn"
     recorded: dict[str, Any] = {}  # settings that follow from the dataset
     if base.dataset and "dataset" in field_names(config_class(agent)):
-        from isqn.data.dataset import read_index, spec_of
+        from isqn.data.dataset import read_index, spec_from_index
 
-        spec = spec_of(read_index(Path(base.dataset)))
+        spec = spec_from_index(read_index(Path(base.dataset)))
         recorded = {"env_id": spec.id, "protocol": spec.protocol, "dataset": base.dataset}
     if base.preset and base.preset != "auto":
         return preset_config(base.preset, agent).replace(**recorded), f"preset {base.preset}"

@@ -107,7 +107,7 @@ class Adam(Run):
     adam_epsilon: Annotated[float, AT_LEAST_ZERO] = 1e-8
     """Epsilon of Adam."""
     adam_beta1: Annotated[float, Range(0, 1, open_high=True)] = 0.9
-    """Decay rate of Adam's average of gradients (beta 1), in [0, 1); CrossQ: 0.5."""
+    """Beta 1 of Adam, the decay rate of its first moment, in [0, 1). CrossQ: 0.5."""
 
     learning_rate_end = 0.0
     learning_rate_decay_steps = 0
@@ -211,7 +211,7 @@ class MovingHeads(Run):
     """Settings of the initial heads and of the target updates of iterated-shared."""
 
     refreshed_heads: Annotated[Literal["all", "first"], needs("scheme", "iterated-shared")] = "all"
-    """Heads that a target update moves interpolate the next head: all, or only head 0. Not specified in the paper."""
+    """Heads that a target update moves towards the next head: all, or only head 0. Not specified in the paper."""
     initial_heads: Annotated[Literal["independent", "copied"], needs("scheme", "iterated-shared")] = "independent"
     """Initial head 0: drawn independently, or a copy of head 1. Not specified in the paper."""
 
@@ -241,7 +241,7 @@ class Torso(Run):
 
     @property
     def style(self) -> dict[str, Any]:
-        """Settings of the layers, under the names of `isqn.networks.layers.Style`."""
+        """Settings of the layers, under the names of `isqn.networks.layers.TorsoSettings`."""
         return {
             "layer_norm": self.layer_norm,
             "batch_norm": self.uses_batch_norm,

@@ -171,7 +171,7 @@ class Interaction(Run):
     """Settings of a run that learns while it acts in an environment."""
 
     protocol: str = "auto"
-    """Preprocessing. Atari: machado2018, streaming, reference; dm_control: action-repeat-2, -1, -4, -8. auto: first."""
+    """Protocol. Atari: machado2018 (auto), streaming, reference; dm_control: action-repeat-2 (auto), -1, -4, -8."""
     max_episode_steps: Annotated[int, AT_LEAST_ONE] = 27_000
     """Agent steps after which an episode is truncated (H)."""
     total_timesteps: Annotated[int, AT_LEAST_ONE, MAY_CHANGE] = 50_000

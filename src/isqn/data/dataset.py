@@ -207,7 +207,7 @@ class Dataset:
     ) -> Dataset:
         """Open the dataset in a folder; the settings are those of sampled n-step returns."""
         index = read_index(folder)
-        spec = spec_of(index)
+        spec = spec_from_index(index)
         if not index["files"]:
             raise UserError(f"{folder} holds no rows yet.")
         paths = [folder / file["name"] for file in index["files"]]
@@ -247,7 +247,7 @@ class Dataset:
         last = np.flatnonzero(self.rows.ends & ENDED)
         return np.concatenate([[0], last[:-1] + 1]), last
 
-    def origin(self) -> Description:
+    def provenance(self) -> Description:
         """Return the provenance that a run records, JSON-serialisable."""
         names = ("policy", "source", "subset", "fraction", "seed", "num_checkpoints", "rows")
         return {name: self.index[name] for name in names} | {"digest": self.digest}
@@ -356,7 +356,7 @@ def shard_rows(spec: EnvSpec) -> int:
     return min(SHARD_ROWS, max(BLOCK_ROWS, fit))
 
 
-def spec_of(index: Description) -> EnvSpec:
+def spec_from_index(index: Description) -> EnvSpec:
     """Return the environment specification stored in an index."""
     fields: Any = {name: tuple(v) if isinstance(v, list) else v for name, v in index["spec"].items()}
     return EnvSpec(**fields)

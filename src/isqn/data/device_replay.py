@@ -78,7 +78,7 @@ class DeviceReplay(NamedTuple):
         start = num_added - size + jax.random.randint(key, (batch_size,), 0, size - n + 1)
         steps = (start[:, None] + jnp.arange(n)) % self.capacity  # (B, n)
         ended = rows.ended[steps]
-        # A step counts interpolate the return unless an earlier step of its window ended the episode.
+        # A step counts towards the return unless an earlier step of its window ended the episode.
         counts = jnp.cumprod(jnp.concatenate([jnp.ones((batch_size, 1), bool), ~ended[:, :-1]], axis=1), axis=1)
         rewards = rows.reward[steps]
         if self.reward_clip is not None:

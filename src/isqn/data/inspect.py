@@ -18,7 +18,7 @@ Array = NDArray[Any]
 MAX_COMPARED_PAIRS = 1_000  # pairs of consecutive frames that are compared
 
 
-def examine(dataset: Dataset) -> dict[str, Any]:
+def summarise(dataset: Dataset) -> dict[str, Any]:
     """Return a JSON-serialisable summary of a dataset."""
     rows, index = dataset.rows, dataset.index
     starts, (first, _) = rows.ends == INSIDE, dataset.episodes()
@@ -85,7 +85,7 @@ def _repeated_share(dataset: Dataset) -> float:
     return float(np.mean([np.array_equal(*dataset.frames(int(row), int(row) + 2)) for row in compared]))
 
 
-def strip(dataset: Dataset, path: Path, count: int = 8, side: int = 160) -> None:
+def write_strip(dataset: Dataset, path: Path, count: int = 8, side: int = 160) -> None:
     """Write evenly spaced frames of the longest episode side by side, as PNG."""
     if path.suffix.lower() != ".png":
         raise UserError(f"--strip is {path}; it must end with .png.")

@@ -344,7 +344,7 @@ def _minari_data(folder: Path) -> Path:
 # -- datasets of this package
 
 
-def own(folder: Path, num_checkpoints: int) -> Source:
+def own_dataset(folder: Path, num_checkpoints: int) -> Source:
     """Return a dataset of this package, split into parts with equal numbers of rows."""
     dataset = Dataset.open(folder)
     dataset.require_complete()

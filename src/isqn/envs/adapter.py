@@ -118,7 +118,7 @@ def make_environment(env_id: str | gym.Env, *, protocol: str = "auto", render: b
     """
     if isinstance(env_id, str) and env_id.startswith("ALE/"):
         settings = atari.find_protocol(protocol)
-        if env_id not in atari.games():
+        if env_id not in atari.list_games():
             raise _unknown_id_error(env_id)
         env: gym.Env = atari.AtariGame(env_id, settings, render_mode=_render_mode(render))
         protocol_name, frames_per_step, frame_stack = settings.name, settings.action_repeat, settings.frame_stack
@@ -222,7 +222,7 @@ def _is_legacy_atari_id(name: str) -> bool:
 
 def _list_atari_ids() -> list[str]:
     try:
-        return list(atari.games())
+        return list(atari.list_games())
     except UserError:  # without ale-py, list only the games of the paper
         return [f"ALE/{game}-v5" for game in scores.SCORES]
 

@@ -87,7 +87,7 @@ def find_protocol(name: str) -> AtariProtocol:
 
 
 @cache
-def games() -> dict[str, str]:
+def list_games() -> dict[str, str]:
     """Return the ROM name of every `ALE/...-v5` id."""
     _require_ale()
     from ale_py import registration, roms
@@ -128,7 +128,7 @@ class AtariGame(gym.Env):
         self.ale.setFloat("repeat_action_probability", 0.0)
         self.ale.setInt("random_seed", 0)
         self.ale.setInt("max_num_frames_per_episode", protocol.frame_cap)
-        self.ale.loadROM(str(roms.get_rom_path(games()[env_id])))
+        self.ale.loadROM(str(roms.get_rom_path(list_games()[env_id])))
         # Some games (Seaquest, BeamRider, Assault) depend on what the previous episode left in the console's memory.
         # A reset therefore restores the memory of a fresh console before it resets the game.
         self._initial_state = self.ale.cloneState(include_rng=True)

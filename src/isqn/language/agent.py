@@ -52,7 +52,7 @@ class IlqlConfig(MovingHeads, PairWeights, Adam, Offline):
             lambda config: not config.data_path and config.players == "people", "--players people, and no --data-path"
         ),
     ] = 200_000
-    """Number of games that the human-like players play."""
+    """Number of games simulated by the human-like players."""
     careless_share: Annotated[
         float,
         PROBABILITY,
@@ -68,13 +68,13 @@ class IlqlConfig(MovingHeads, PairWeights, Adam, Offline):
     word_seed: Annotated[int, AT_LEAST_ZERO, Needs(lambda config: config.num_words > 0, "--num-words above 0")] = 0
     """Seed of the drawn words, which are the same for all seeds of the run."""
     official_colours: bool = False
-    """Official rule for yellow letters: only as often as the word has them. ILQL's code: wherever the word has them."""
+    """Official rule for repeated letters: only as many are yellow as the word has. Off: all are, as in ILQL's code."""
     policy_checkpoint: Annotated[str, PLACE] = ""
-    """Folder of a run whose trained policy is used as it is. If empty, the policy is cloned along with the values."""
+    """Run folder of a trained policy, used without further training. If empty, a policy is trained."""
     gpt2_weights: Annotated[str, PLACE] = ""
     """Path to initial GPT-2 weights (model.safetensors). If empty, random, as in ILQL's code."""
     evaluation_games: Annotated[int, AT_LEAST_ZERO] = 0
-    """Games per evaluation; 0 plays each word once, which is every game there is with greedy decoding."""
+    """Games per evaluation. 0: one game for each word, which covers all games if decoding is greedy."""
     batch_size: Annotated[int, AT_LEAST_ONE] = 32
     """Number of games in a gradient step."""
     micro_batch_size: Annotated[int, AT_LEAST_ZERO] = 0
@@ -87,7 +87,7 @@ class IlqlConfig(MovingHeads, PairWeights, Adam, Offline):
         Literal["A", "B", "C"],
         Needs(lambda config: config.scheme != "target-free", "another --scheme than target-free"),
     ] = "A"
-    """Targets. A: V_k from Q_k-1, Q_k from V_k. B: Q_k from V_k-1, V_k from Q_k. C: both from k-1. Not in the paper."""
+    """A: V_k learns from Q_k-1, Q_k from V_k. B: Q_k from V_k-1, V_k from Q_k. C: both from k-1. Not in the paper."""
     target_dropout: Annotated[
         bool,
         Needs(
@@ -101,7 +101,7 @@ class IlqlConfig(MovingHeads, PairWeights, Adam, Offline):
     clip_advantages: bool = True
     """Clip the weight of a token at 1, as in ILQL's code. Not specified in the paper."""
     averaged_heads: Annotated[Literal["learned", "all"], needs("scheme", "iterated-shared")] = "learned"
-    """Heads whose weights are averaged in decoding: those that learn, or all. Not specified in the paper."""
+    """Heads averaged in decoding: 1 to K (learned), or also head 0 (all). Not specified in the paper."""
     average_of: Annotated[
         Literal["weights", "advantages"],
         Needs(
@@ -111,7 +111,7 @@ class IlqlConfig(MovingHeads, PairWeights, Adam, Offline):
     ] = "weights"
     """Quantity averaged over the heads: exp(beta (Q - V)), as in the paper, or Q - V."""
     deciding_q: Annotated[Literal["target", "online"], HasCopy] = "target"
-    """Network whose Q weights tokens, if there is a target network. Not specified in the paper; ILQL's code: target."""
+    """Network whose Q-values weight tokens, with a target network. Not specified in the paper; ILQL's code: target."""
     num_layers: Annotated[int, AT_LEAST_ONE] = 12
     """Number of layers of each GPT-2. Default: GPT-2 small."""
     model_width: Annotated[int, AT_LEAST_ONE] = 768
@@ -121,7 +121,7 @@ class IlqlConfig(MovingHeads, PairWeights, Adam, Offline):
     num_positions: int = 1_024
     """Maximum sequence length (learned position embeddings); a game needs 74."""
     dropout: Annotated[float, Range(0, 1, open_high=True)] = 0.1
-    """Dropout rate, at all places of GPT-2."""
+    """Dropout rate of GPT-2: embeddings, attention and residuals."""
     head_hidden_size: Annotated[int, AT_LEAST_ONE] = 1_536
     """Hidden layer size of the heads of Q1, Q2 and V."""
     rematerialise: bool = False

@@ -23,8 +23,8 @@ def ilql(
     written = online.q[:, transition.action]
     value = expectile(online.v, target.q[:, transition.action].min(), expectile_level)
     bellman = jnp.square(transition.reward + transition.discount * target.next_v - written).sum()
-    spread = (jax.nn.logsumexp(online.q, axis=-1) - written).sum()
-    return value + bellman + conservative_weight * spread
+    conservative = (jax.nn.logsumexp(online.q, axis=-1) - written).sum()
+    return value + bellman + conservative_weight * conservative
 
 
 def expectile(value: Array, target: Array, level: float) -> Array:

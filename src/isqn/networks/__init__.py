@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from isqn.networks.layers import Style, sparse_uniform
+from isqn.networks.layers import TorsoSettings, sparse_uniform
 from isqn.networks.simba import SimbaPolicy, normalise_columns, orthogonal
 from isqn.networks.torsos import MIN_IMAGE_SIDE, TORSOS, MLPPolicy
 from isqn.types import Array, EnvSpec, Params, UserError
@@ -38,12 +38,12 @@ class Policy(NamedTuple):
     project: Callable[[Params], Params]
 
 
-def make_style(settings: Mapping[str, Any], **more: Any) -> Style:
+def make_torso_settings(settings: Mapping[str, Any], **more: Any) -> TorsoSettings:
     """Return the settings of the layers from those of a config."""
-    return Style(**{**settings, "dtype": jnp.dtype(settings["dtype"]), **more})
+    return TorsoSettings(**{**settings, "dtype": jnp.dtype(settings["dtype"]), **more})
 
 
-def torso_name(requested: str, spec: EnvSpec, style: Style, *, is_critic: bool = False) -> str:
+def torso_name(requested: str, spec: EnvSpec, style: TorsoSettings, *, is_critic: bool = False) -> str:
     """Return the name of the torso; "auto" depends on the observation: a vector, a small image or a large image."""
     side = min(spec.frame_shape[:2])
     if requested == "simba" and not is_critic:
@@ -53,7 +53,7 @@ def torso_name(requested: str, spec: EnvSpec, style: Style, *, is_critic: bool =
             return "mlp"
         if side < 32:
             return "minatar"
-        return "stream" if style.stream and side >= MIN_IMAGE_SIDE["stream"] else "nature"
+        return "stream" if style.is_streaming and side >= MIN_IMAGE_SIDE["stream"] else "nature"
     if requested not in TORSOS:
         raise UserError(f"--torso {requested!r} is not known; choose one of auto, {', '.join(TORSOS)}.")
     if requested in MIN_IMAGE_SIDE and not spec.is_image:
@@ -71,7 +71,7 @@ def torso_name(requested: str, spec: EnvSpec, style: Style, *, is_critic: bool =
 
 def make_policy(spec: EnvSpec, torso: str, settings: Mapping[str, Any]) -> Policy:
     """Build the actor network: means and log standard deviations of the actions."""
-    style = make_style(settings)
+    style = make_torso_settings(settings)
     simba = torso_name(torso, spec, style, is_critic=True) == "simba"
     module = (SimbaPolicy if simba else MLPPolicy)(style, spec.num_actions)
 
@@ -103,7 +103,7 @@ def make_critic(
     statistics, and the second of the heads; values are (B, H, C, A).
     """
     torso_name(
-        torso, spec, make_style(settings), is_critic=True
+        torso, spec, make_torso_settings(settings), is_critic=True
     )  # here, so that an error names the shape of the observation
     joined = EnvSpec(spec.id, spec.protocol, (spec.obs_shape[-1] + spec.num_actions,), "float32", num_atoms)
     one_critic = make_network(joined, num_heads, torso, settings, is_critic=True)
@@ -126,7 +126,7 @@ def make_network(
     spec: EnvSpec, num_heads: int, torso: str, settings: Mapping[str, Any], *, is_critic: bool = False
 ) -> Network:
     """Build a torso with linear heads on top of it."""
-    style = make_style(settings)
+    style = make_torso_settings(settings)
     name = torso_name(torso, spec, style, is_critic=is_critic)
     module, simba = TORSOS[name](style), name == "simba"
     kernel_inits = {"mlp": jax.nn.initializers.lecun_normal(), "simba": orthogonal}
@@ -141,7 +141,7 @@ def make_network(
         # single last layer, so that it shrinks as K grows.
         outputs = num_heads * spec.num_actions
         params, kernel = variables.get("params", {}), kernel_init(head_key, (features, outputs))
-        if style.stream:  # this range does not depend on the number of outputs
+        if style.is_streaming:  # this range does not depend on the number of outputs
             params, kernel = sparse_uniform(key, (params, kernel), style.sparsity)
         kernel = kernel.reshape(features, num_heads, spec.num_actions).transpose(1, 0, 2)
         heads = {"kernel": kernel, "bias": jnp.zeros((num_heads, spec.num_actions))}

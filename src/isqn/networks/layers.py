@@ -16,7 +16,7 @@ from isqn.types import Array
 
 
 @dataclass(frozen=True)
-class Style:
+class TorsoSettings:
     """Settings shared by all torsos."""
 
     layer_norm: bool = False
@@ -24,7 +24,7 @@ class Style:
     width_factor: float = 1.0  # scales the last hidden layer, whose features the heads share (paper, D.3)
     hidden_sizes: tuple[int, ...] = (128, 128)  # of the MLP torso
     dtype: jnp.dtype = jnp.float32  # of convolutions and matrix products; parameters are float32
-    stream: bool = False  # streaming, Elsayed et al. 2024: LayerNorm without parameters, leaky ReLU
+    is_streaming: bool = False  # streaming, Elsayed et al. 2024: LayerNorm without parameters, leaky ReLU
     layer_norm_axes: str = "channels"  # axes of a LayerNorm without parameters: "channels", or "all" axes of a sample
     width: int = 512  # hidden width of SimbaV2
     blocks: int = 2  # residual blocks of SimbaV2
@@ -54,7 +54,7 @@ class BatchNorm(nn.Module):
     Unlike the authors' code, it computes the variance in two passes: E[x^2] - E[x]^2 is imprecise for small variances.
     """
 
-    style: Style
+    style: TorsoSettings
 
     @nn.compact
     def __call__(self, x: Array, train: bool) -> Array:

@@ -12,14 +12,14 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from isqn.networks.layers import BatchNorm, Style
+from isqn.networks.layers import BatchNorm, TorsoSettings
 from isqn.types import Array, Params
 
 SHIFT = 3.0  # constant appended to the observation, so that normalisation does not lose its length
 LOG_STD_RANGE = (-10.0, 2.0)  # of a policy's log standard deviation
 
 
-def unit(x: Array, axis: int = -1) -> Array:
+def to_unit_length(x: Array, axis: int = -1) -> Array:
     """Scale vectors to length 1, in float32. A zero vector stays zero and has a finite gradient."""
     x = x.astype(jnp.float32)
     return x * jax.lax.rsqrt(jnp.maximum(jnp.sum(jnp.square(x), axis, keepdims=True), 1e-16))
@@ -29,14 +29,14 @@ def normalise_columns(params: Params) -> Params:
     """Scale each column of every kernel, the weights of one unit, to length 1."""
 
     def project(path: Any, leaf: Array) -> Array:
-        return unit(leaf, axis=-2) if path[-1].key == "kernel" else leaf
+        return to_unit_length(leaf, axis=-2) if path[-1].key == "kernel" else leaf
 
     return jax.tree_util.tree_map_with_path(project, params)
 
 
 def orthogonal(key: Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Array:
     """Initialise a kernel as an orthogonal matrix with columns of length 1."""
-    return unit(nn.initializers.orthogonal()(key, shape, dtype), axis=0)
+    return to_unit_length(nn.initializers.orthogonal()(key, shape, dtype), axis=0)
 
 
 def dense(features: int, dtype: Any = jnp.float32, use_bias: bool = False) -> nn.Dense:
@@ -63,7 +63,7 @@ class Scaler(nn.Module):
 class Body(nn.Module):
     """Input embedding and residual blocks, whose outputs have length 1."""
 
-    style: Style
+    style: TorsoSettings
 
     @nn.compact
     def __call__(self, x: Array, train: bool) -> Array:
@@ -73,7 +73,7 @@ class Body(nn.Module):
         if self.style.batch_norm and self.style.batch_norm_input:
             x = BatchNorm(self.style)(x, train)
         x = jnp.concatenate([x, jnp.full((*x.shape[:-1], 1), SHIFT)], axis=-1)
-        x = unit(Scaler(root, root)(dense(width, dtype)(unit(x))))
+        x = to_unit_length(Scaler(root, root)(dense(width, dtype)(to_unit_length(x))))
         for _ in range(blocks):
             y = Scaler(root / 2, root / 2)(dense(4 * width, dtype)(x))
             y = nn.relu(y)
@@ -81,22 +81,22 @@ class Body(nn.Module):
             y = y + 1e-8  # a zero vector has no direction
             if self.style.batch_norm:
                 y = BatchNorm(self.style)(y, train)
-            y = unit(dense(width, dtype)(y))
-            x = unit(x + Scaler(1 / (blocks + 1), 1 / math.sqrt(width))(y - x))
+            y = to_unit_length(dense(width, dtype)(y))
+            x = to_unit_length(x + Scaler(1 / (blocks + 1), 1 / math.sqrt(width))(y - x))
         return x
 
 
 class Simba(nn.Module):
     """Torso of a critic: all layers below the linear heads."""
 
-    style: Style
+    style: TorsoSettings
 
     @nn.compact
     def __call__(self, x: Array, train: bool) -> Array:
         return _output_features(self.style, Body(self.style)(x, train))
 
 
-def _output_features(style: Style, x: Array) -> Array:
+def _output_features(style: TorsoSettings, x: Array) -> Array:
     """Apply the last layer below the outputs, inside a compact method."""
     return Scaler(1, 1)(dense(style.width, style.dtype)(x))
 
@@ -104,17 +104,17 @@ def _output_features(style: Style, x: Array) -> Array:
 class SimbaPolicy(nn.Module):
     """Policy network: mean and log standard deviation of each action dimension, before tanh."""
 
-    style: Style
+    style: TorsoSettings
     num_actions: int
 
     @nn.compact
     def __call__(self, x: Array, train: bool) -> tuple[Array, Array]:
         x = Body(self.style)(x, train)
         mean, log_std = (dense(self.num_actions, use_bias=True)(_output_features(self.style, x)) for _ in range(2))
-        return mean, bounded(log_std)
+        return mean, bound_log_std(log_std)
 
 
-def bounded(log_std: Array) -> Array:
+def bound_log_std(log_std: Array) -> Array:
     """Squash log standard deviations into `LOG_STD_RANGE`."""
     low, high = LOG_STD_RANGE
     return low + (high - low) * 0.5 * (1 + jnp.tanh(log_std))

@@ -13,32 +13,32 @@ from isqn.networks.layers import (
     Conv,
     LayerNorm,
     PatchConv,
-    Style,
+    TorsoSettings,
     dot_one_row,
     parameter_free_layer_norm,
     split_dot,
 )
-from isqn.networks.simba import Simba, bounded
+from isqn.networks.simba import Simba, bound_log_std
 from isqn.types import Array
 
 
 class Activation(nn.Module):
     """ReLU with optional LayerNorm before it and BatchNorm after it (paper, appendix E)."""
 
-    style: Style
+    style: TorsoSettings
     layer_norm: bool = True  # whether the style's LayerNorm applies here
     batch_norm: bool = True  # whether the style's BatchNorm applies here
     flatten: bool = False
 
     @nn.compact
     def __call__(self, x: Array, train: bool) -> Array:
-        if self.style.stream:
+        if self.style.is_streaming:
             # The gradients of the adjacent layers are outer products. The barriers keep XLA from computing their
             # factors again for each element of the product.
             x = jax.lax.optimization_barrier(x)
         if self.style.layer_norm and self.layer_norm:
-            x = parameter_free_layer_norm(x, self.style.layer_norm_axes) if self.style.stream else LayerNorm()(x)
-        x = jax.lax.optimization_barrier(nn.leaky_relu(x, 0.01)) if self.style.stream else nn.relu(x)
+            x = parameter_free_layer_norm(x, self.style.layer_norm_axes) if self.style.is_streaming else LayerNorm()(x)
+        x = jax.lax.optimization_barrier(nn.leaky_relu(x, 0.01)) if self.style.is_streaming else nn.relu(x)
         self.sow("intermediates", "units", x)  # read by the probes; free otherwise
         if self.flatten:
             x = x.reshape(x.shape[0], -1)
@@ -50,7 +50,7 @@ class Activation(nn.Module):
 class Input(nn.Module):
     """Scale bytes to [0, 1], convert all other observations to float32, and apply BatchNorm if enabled."""
 
-    style: Style
+    style: TorsoSettings
 
     @nn.compact
     def __call__(self, x: Array, train: bool) -> Array:
@@ -63,7 +63,7 @@ class Input(nn.Module):
 class MLP(nn.Module):
     """Dense layers. Without hidden layers, the heads are linear in the observation (tabular if it is one-hot)."""
 
-    style: Style
+    style: TorsoSettings
 
     @nn.compact
     def __call__(self, x: Array, train: bool) -> Array:
@@ -80,20 +80,20 @@ class MLP(nn.Module):
 class MLPPolicy(nn.Module):
     """Policy network: mean and log standard deviation of each action dimension, before tanh."""
 
-    style: Style
+    style: TorsoSettings
     num_actions: int
 
     @nn.compact
     def __call__(self, x: Array, train: bool) -> tuple[Array, Array]:
         x = MLP(self.style)(x, train)
         mean, log_std = (nn.Dense(self.num_actions)(x) for _ in range(2))
-        return mean, bounded(log_std)
+        return mean, bound_log_std(log_std)
 
 
 class CNN(nn.Module):
     """Convolutions and one hidden layer."""
 
-    style: Style
+    style: TorsoSettings
     conv: Callable[..., nn.Module]
     layers: tuple[tuple[int, int, int], ...]  # features, kernel, stride
     hidden: int  # width of the hidden layer
@@ -110,7 +110,7 @@ class CNN(nn.Module):
 class Impala(nn.Module):
     """IMPALA torso (Espeholt et al. 2018): stacks of 32, 64 and 64 channels, LayerNorm as in the authors' code."""
 
-    style: Style
+    style: TorsoSettings
 
     @nn.compact
     def __call__(self, x: Array, train: bool) -> Array:
@@ -128,19 +128,19 @@ class Impala(nn.Module):
         return _hidden_layer(self.style, 512, x, train)
 
 
-def _hidden_layer(style: Style, size: int, x: Array, train: bool) -> Array:
+def _hidden_layer(style: TorsoSettings, size: int, x: Array, train: bool) -> Array:
     """Apply the last hidden layer of a convolutional torso, inside a compact method."""
-    kernel_init, dot_general = nn.initializers.xavier_uniform(), dot_one_row if style.stream else split_dot
+    kernel_init, dot_general = nn.initializers.xavier_uniform(), dot_one_row if style.is_streaming else split_dot
     x = nn.Dense(style.features(size), dtype=style.dtype, kernel_init=kernel_init, dot_general=dot_general)(x)
     return Activation(style)(x, train)
 
 
-TORSOS: dict[str, Callable[[Style], nn.Module]] = {}
+TORSOS: dict[str, Callable[[TorsoSettings], nn.Module]] = {}
 # Torsos for images, and the minimum side length in pixels that leaves every convolution at least one output.
 MIN_IMAGE_SIDE: dict[str, int] = {}
 
 
-def register_torso(name: str, make: Callable[[Style], nn.Module], *, min_image_side: int = 0) -> None:
+def register_torso(name: str, make: Callable[[TorsoSettings], nn.Module], *, min_image_side: int = 0) -> None:
     """Make a torso known as `--torso NAME`; with a `min_image_side` it is for images of at least so many pixels."""
     TORSOS[name] = make
     if min_image_side:

@@ -384,7 +384,7 @@ def _parameter_figure(collected: CollectedRuns) -> Iterator[Figure]:
     tasks_by_counts: dict[tuple[tuple[str, int], ...], list[str]] = {}
     for task in collected.tasks:
         sizes = {
-            cell: size.kept_parameters for cell in collected.cells if cell.task == task and (size := tables.size(cell))
+            cell: size.total_parameters for cell in collected.cells if cell.task == task and (size := tables.size(cell))
         }
         in_panels = {(cell.in_panel, count) for cell, count in sizes.items()}
         same_in_all_panels = len(in_panels) == len(dict(in_panels))  # then one bar stands for all panels

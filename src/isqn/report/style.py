@@ -94,10 +94,10 @@ def assign_colours(labels: Iterable[str]) -> dict[str, str]:
         if len(members) > 1:
             members.sort(key=lambda name: int(name[len(stem) :]))
             by_name |= zip(members, _sequence(len(members)), strict=True)
-    others = [name for name in names if name not in by_name]
+    uncoloured = [name for name in names if name not in by_name]
     unused = [c for c in (VERMILION, *BY_K.values(), ORANGE, BLACK) if c not in by_name.values()]
     free = [*OTHER_COLOURS, *unused]
-    by_name |= zip(others, free if len(others) <= len(free) else _sequence(len(others)), strict=False)
+    by_name |= zip(uncoloured, free if len(uncoloured) <= len(free) else _sequence(len(uncoloured)), strict=False)
     by_label = {label: by_name[_name(label)] for label in labels}
     sweeps: dict[tuple[str, str], dict[str, list[float]]] = {}
     for label in by_label:

@@ -41,7 +41,7 @@ def headline(collected: CollectedRuns, comparison: Comparison) -> Table:
                 comparison.aucs[method],
                 comparison.improvements.get(method),
                 *(float(statistic(means)) for statistic in statistics),
-                network_size.kept_parameters if network_size else None,
+                network_size.total_parameters if network_size else None,
             )
         )
     columns = ("method", "normalised AUC", f"P(beats {collected.baseline})", "IQM", "median", "mean", "optimality gap")
@@ -68,13 +68,13 @@ def _finding(cell: Cell, baseline: Cell, auc: stats.Interval) -> str:
         return ""
     point, low, high = (float(value) for value in auc)
     own, reference = size(cell), size(baseline)
-    share = own.kept_parameters / reference.kept_parameters if own and reference else math.nan
-    kept = f", with {share:.2f} of its parameters" if math.isfinite(share) else ""
+    share = own.total_parameters / reference.total_parameters if own and reference else math.nan
+    parameters = f", with {share:.2f} of its parameters" if math.isfinite(share) else ""
     interval = f" [{low:.2f}, {high:.2f}]" if math.isfinite(low) else ""
     verdict = "no difference can be seen"
     if math.isfinite(low) and not low <= 1 <= high:
         verdict = "better" if low > 1 else "worse"
-    return f"{cell.method} scores {point:.2f}{interval} of {baseline.method}{kept}: {verdict}."
+    return f"{cell.method} scores {point:.2f}{interval} of {baseline.method}{parameters}: {verdict}."
 
 
 def returns_by_task(collected: CollectedRuns) -> Table:
@@ -165,7 +165,7 @@ def _spec(config: RunConfig) -> EnvSpec | None:
         return None
 
 
-_size = cache(cost.size)
+_size = cache(cost.measure_size)
 
 
 @cache

@@ -15,8 +15,8 @@ from isqn.analysis import cost
 from isqn.config.fields import MAY_CHANGE, PLACE, field_names, field_types, marks
 from isqn.config.toml import to_toml
 from isqn.data.convert import convert
-from isqn.data.dataset import INDEX, read_index, spec_of
-from isqn.data.sources import own
+from isqn.data.dataset import INDEX, read_index, spec_from_index
+from isqn.data.sources import own_dataset
 from isqn.exits import DONE, INTERRUPTED
 from isqn.presets import default_config, preset_config
 from isqn.study.board import Board, steps_done
@@ -145,11 +145,11 @@ def _require_matching_runs(study: Study, out: Path) -> None:
         if (folder / "config.toml").is_file():
             cell.read_config(folder, seed)
     existing = [path.parent for path in sorted(out.glob("runs/*/*/*/config.toml"))]
-    others = [folder for folder in existing if folder not in asked]
-    if others:
+    unasked = [folder for folder in existing if folder not in asked]
+    if unasked:
         raise UserError(
-            f"--out {out} has {count(len(others), 'run')} that this study does not ask for, such as "
-            f"{others[0].relative_to(out)}; choose another folder, or ask for those too."
+            f"--out {out} has {count(len(unasked), 'run')} that this study does not ask for, such as "
+            f"{unasked[0].relative_to(out)}; choose another folder, or ask for those too."
         )
     for name, copy in _import_copies(study, out).items():
         if existing and copy.is_file() and copy.read_text() != Path(name).read_text():
@@ -226,7 +226,7 @@ def make_datasets(
     for place, log in logs.items():
         if log not in failed:
             whole = log.folders[0] / "dataset"
-            convert(own(whole, checkpoints), spec_of(read_index(whole)), Path(place), **subset)
+            convert(own_dataset(whole, checkpoints), spec_from_index(read_index(whole)), Path(place), **subset)
             board.say(f"made {place}")
     return failed
 
@@ -290,7 +290,7 @@ def estimate(study: Study, out: Path, workers: int, seeds_per_job: int) -> tuple
             len(study.seeds),
             sum(job.config.num_seeds for job in left),
             cell.config.length,
-            cost.size(cell.config, run.specification(without_dataset(cell.config))).kept_parameters,
+            cost.measure_size(cell.config, run.specification(without_dataset(cell.config))).total_parameters,
             max((job.memory for job in left), default=0),
             seconds,
         )

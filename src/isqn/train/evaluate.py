@@ -114,7 +114,7 @@ def host_evaluation(
         state = acting_state(state, seed)
         stacks = [FrameStack(env.spec) for env in environments]
         games = indices.copy()  # number of the current game in each environment
-        obs = np.stack([begin(environments[i], stacks[i], seed, i) for i in range(count)])
+        obs = np.stack([reset_game(environments[i], stacks[i], seed, i) for i in range(count)])
         totals, lengths, steps_left = np.zeros(count), np.zeros(count, int), np.full(count, share)
         results: list[list[Episode]] = [[] for _ in environments]
         for time in itertools.count():
@@ -136,10 +136,10 @@ def host_evaluation(
                     results[i].append(Episode(episode_seed(seed, int(games[i])), float(totals[i]), int(lengths[i])))
                     games[i], steps_left[i] = games[i] + count, steps_left[i] - lengths[i]
                     totals[i], lengths[i] = 0.0, 0
-                    obs[i] = begin(env, stack, seed, int(games[i]))
+                    obs[i] = reset_game(env, stack, seed, int(games[i]))
         return [episode for episodes in results for episode in episodes]
 
-    def begin(env: Environment, stack: FrameStack, seed: int, game: int) -> np.ndarray:
+    def reset_game(env: Environment, stack: FrameStack, seed: int, game: int) -> np.ndarray:
         return stack.reset(env.reset(episode_seed(seed, game), restart=True))
 
     return evaluate
@@ -162,7 +162,7 @@ def native_evaluation(
     share = -(-steps // count)
     stretch = min(share, 1_000)
 
-    def begin(seed: Array, index: Array) -> Any:
+    def reset_game(seed: Array, index: Array) -> Any:
         return (*env.reset(device_key(seed, "environment", 0, index)), jnp.float32(0), jnp.int32(0)), index
 
     def step(state: AgentState, playing: Any, index: Array, time: Array) -> Any:
@@ -177,7 +177,7 @@ def native_evaluation(
         playing = jax.tree.map(lambda new, old: jnp.where(over, new, old), new_game, (env_state, obs, total, length))
         return (playing, game + count * over), (over, total, length)
 
-    start = jit(jax.vmap(begin, (None, 0)))
+    start = jit(jax.vmap(reset_game, (None, 0)))
 
     @jit
     def play(state: AgentState, games: Any, first: Array) -> Any:

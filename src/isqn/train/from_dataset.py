@@ -12,7 +12,7 @@ import jax
 from isqn.agents.base import Agent, AgentState
 from isqn.agents.registry import require_actions
 from isqn.config.fields import flag
-from isqn.data.dataset import INDEX, Dataset, in_memory_bytes, read_index, spec_of
+from isqn.data.dataset import INDEX, Dataset, in_memory_bytes, read_index, spec_from_index
 from isqn.data.files import Description
 from isqn.data.replay import Memory
 from isqn.data.sample import columns_bytes
@@ -35,7 +35,7 @@ flops = flops_per_update
 def specification(config: Any) -> EnvSpec:
     """Return the specification in the dataset, or that of the environment if the dataset does not exist yet."""
     if index := _index(config):
-        return spec_of(index)
+        return spec_from_index(index)
     env = make_environment(config.env_id, protocol=config.protocol)
     env.close()
     return env.spec
@@ -101,7 +101,7 @@ def train(
     progress.say(f"{memory.total / 1e6:.3g} MB for its columns{where}.")
     agent = make_agent(config, dataset.spec)
     with evaluation(config, agent, dataset.spec, env, should_stop) as evaluate:
-        finish = begin_summaries(config, [run_dir], dataset.spec, learned_from=dataset.origin())
+        finish = begin_summaries(config, [run_dir], dataset.spec, learned_from=dataset.provenance())
         epochs = offline.train(config, run_dir, agent, dataset, evaluate, should_stop=should_stop, progress=progress)
         for epoch in epochs:
             progress.say(epoch_line(config, [epoch], progress))

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from isqn.data import sources
-from isqn.data.dataset import INDEX, MINARI, read_index, spec_of
+from isqn.data.dataset import INDEX, MINARI, read_index, spec_from_index
 from isqn.envs import atari
 from isqn.envs.adapter import make_environment
 from isqn.envs.registry import canonical_id
@@ -21,10 +21,10 @@ FORMATS = (
 def find_source(folder: Path, env_id: str | None, run: int, checkpoints: int) -> tuple[sources.Source, EnvSpec]:
     """Return the source in a folder, by the names of its files, and the specification of its environment."""
     if (folder / INDEX).is_file():
-        spec = spec_of(read_index(folder))
+        spec = spec_from_index(read_index(folder))
         if env_id and canonical_id(env_id) != spec.id:
             raise UserError(f"{folder} is of {spec.id}, not of --env-id {env_id}.")
-        return sources.own(folder, checkpoints), spec
+        return sources.own_dataset(folder, checkpoints), spec
     if any(folder.glob("$store$_observation_ckpt.*.gz")):
         spec = _atari_spec(folder, env_id)
         return sources.dopamine(folder, spec), spec
@@ -48,7 +48,7 @@ def find_source(folder: Path, env_id: str | None, run: int, checkpoints: int) ->
 
 def _atari_spec(folder: Path, env_id: str | None) -> EnvSpec:
     """Return the specification of the game `env_id`, or of the game in the path, such as Pong."""
-    games = {name.removeprefix("ALE/").removesuffix("-v5"): name for name in atari.games()}
+    games = {name.removeprefix("ALE/").removesuffix("-v5"): name for name in atari.list_games()}
     in_path = [games[part] for part in reversed(folder.resolve().parts) if part in games]
     env = make_environment(games.get(env_id or "", env_id) or (in_path[0] if in_path else _refuse_unnamed(folder)))
     env.close()

@@ -31,8 +31,8 @@ def time_calls(call: Callable[[], object], seconds: float = 1.0, least: int = 5)
     """Time a function: call it once to warm up, then at least `least` times and for about `seconds`."""
     call()
     durations: list[float] = []
-    begin = time.perf_counter()
-    while len(durations) < least or time.perf_counter() - begin < seconds:
+    started = time.perf_counter()
+    while len(durations) < least or time.perf_counter() - started < seconds:
         start = time.perf_counter()
         call()
         durations.append(time.perf_counter() - start)

@@ -1,4 +1,4 @@
-"""Where the jobs of a study run: processes of this machine, a Ray cluster, or SLURM by submitit.
+"""Engines that run the jobs of a study: processes of this machine, a Ray cluster, or SLURM by submitit.
 
 An engine starts jobs and reports how they ended. `isqn.study.drive` decides which to start, and what to do when one
 fails.
