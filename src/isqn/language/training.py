@@ -47,6 +47,10 @@ def specification(config: IlqlConfig) -> TextSpec:
     return make_spec(official=config.official_colours)
 
 
+def trains_seeds_together(config: IlqlConfig) -> bool:
+    return False
+
+
 def replay_memory(config: IlqlConfig, spec: TextSpec) -> Memory:
     """Return no memory: games are made when they are needed."""
     return Memory(columns=0, frames=0, max_frames=0, compressed=False)

@@ -46,6 +46,10 @@ def _index(config: Any) -> Description:
     return read_index(folder) if config.dataset and (folder / INDEX).is_file() else {}
 
 
+def trains_seeds_together(config: Any) -> bool:
+    return False
+
+
 def replay_memory(config: Any, spec: EnvSpec) -> Memory:
     rows = _index(config).get("rows", 0)
     frames = in_memory_bytes(spec, rows)

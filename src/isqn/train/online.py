@@ -49,6 +49,10 @@ def uses_compiled_loop(config: Any) -> bool:
     return native and config.loop != "host" and not config.record_dataset
 
 
+def trains_seeds_together(config: Any) -> bool:
+    return "num_seeds" in field_names(type(config)) and uses_compiled_loop(config)
+
+
 def specification(config: Any) -> EnvSpec:
     """Return the specification of the environment as this run will observe it."""
     if uses_compiled_loop(config):

@@ -35,6 +35,9 @@ class Loop(Protocol):
     def specification(self, config: Any) -> EnvSpec:
         """Return the specification of the environment."""
 
+    def trains_seeds_together(self, config: Any) -> bool:
+        """Return whether one program may train several seeds."""
+
     def require_possible(self, config: Any, spec: Any, **where: bool) -> None:
         """Refuse a run that cannot work, before its folder is made or an old one is deleted."""
 
