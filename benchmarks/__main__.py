@@ -49,8 +49,10 @@ from isqn.losses import make_loss
 from isqn.presets import preset_config
 from isqn.train import checkpoint, compiled, host, offline, online, record, run
 from isqn.train.compiled import make_loop
+from isqn.train.control import Control
 from isqn.train.functions import compile_agent, zero_totals
 from isqn.train.play import play
+from isqn.train.progress import Progress
 from isqn.types import EnvSpec, Transition, Values
 
 ONES = (1.0,) * 38
@@ -238,10 +240,8 @@ def atari_loop(rounds: int) -> dict[str, Any]:
         _wrapped(Replay, ("sample", "add"), clock),
         _wrapped(checkpoint, ("write",), clock),
     ):
-        epochs = host.train(
-            config, Path(folder), agent, env, online.replay_factory(config, env.spec), functions=functions
-        )
-        list(epochs)
+        make_replay, control = online.replay_factory(config, env.spec), Control(Progress(steps, False), lambda: False)
+        list(host.train(config, Path(folder), agent, env, make_replay, functions, control))
     seconds, spent = marks
     shares = {part: spent[part] / seconds for part in ("update", "emulator", "act", "sample", "add")}
     rate = (steps - 420) / seconds

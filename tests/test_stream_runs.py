@@ -22,10 +22,10 @@ from isqn.envs.adapter import Environment, make_environment
 from isqn.envs.registry import make_native
 from isqn.envs.toy import PROBLEMS, optimal_values
 from isqn.presets import preset_config
-from isqn.train import checkpoint, host, online, record, run
+from isqn.train import checkpoint, online, record, run
 from isqn.train.compiled import make_loop
 from isqn.train.doctor import examine
-from isqn.train.functions import make_agent
+from isqn.train.functions import compile_agent, make_agent
 from isqn.types import EnvSpec, Interrupted, UserError
 
 CHAIN = preset_config("toy-stream").replace(
@@ -404,7 +404,7 @@ def test_frames_are_stacked_after_normalisation():
     config = preset_config("atari-stream").replace(scheme="target-free")
     env = make_environment(config.env_id, protocol=config.protocol)
     agent = make_agent(config, env.spec)
-    call, replay = host.compile_agent(agent), online.replay_factory(config, env.spec)()
+    call, replay = compile_agent(agent), online.replay_factory(config, env.spec)()
     state, normalised = call.observe(agent.init(0), env.reset(0))
     replay.add_first(normalised)
     frames = [normalised]

@@ -50,6 +50,10 @@ class DqnConfig(PairLoss, MetaGradient, BatchNorm, ScaledTorso, Adam, Replay, Ep
     """Compress frames in the replay buffer, without loss. auto: for images in the host loop."""
 
     @property
+    def costly_heads(self) -> int:
+        return 0  # more heads take hardly longer (paper, appendix B)
+
+    @property
     def label(self) -> str:
         return meta_label(self) + self.target_scheme.label(self.algorithm)
 

@@ -135,6 +135,11 @@ class Run:
         return make_scheme(self.scheme, self.num_bellman_iterations)
 
     @property
+    def costly_heads(self) -> int:
+        """Number of heads or networks that the duration of a step depends on."""
+        return self.target_scheme.num_pairs  # each has a trace of its own in a stream, or many atoms in a small critic
+
+    @property
     def label(self) -> str:
         """Name of the method in the paper's words, such as "iS-DQN K=9"."""
         return self.target_scheme.label(self.algorithm)

@@ -146,6 +146,10 @@ class IlqlConfig(MovingHeads, PairWeights, Adam, Offline):
         require(self, "averaged_heads", shared, "must be learned, unless iterated-shared")
 
     @property
+    def costly_heads(self) -> int:
+        return self.target_scheme.num_copies  # heads are small beside the networks
+
+    @property
     def sampled_batch_size(self) -> int:
         return self.batch_size
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from isqn.language.play import MEASURES, load_word_list, make_evaluation
 from isqn.language.types import TextSpec
 from isqn.train import checkpoint, offline, parallel, timing
 from isqn.train.announce import begin_summaries, epoch_line
+from isqn.train.control import Control
 from isqn.train.evaluate import load_agent_state
 from isqn.train.functions import agent_bytes, make_agent
 from isqn.train.progress import Progress, count, free_memory
@@ -45,6 +45,10 @@ def flops(config: IlqlConfig, spec: TextSpec) -> float:
 
 def specification(config: IlqlConfig) -> TextSpec:
     return make_spec(official=config.official_colours)
+
+
+def trains_seeds_together(config: IlqlConfig) -> bool:
+    return False
 
 
 def replay_memory(config: IlqlConfig, spec: TextSpec) -> Memory:
@@ -148,21 +152,16 @@ def load_writer(
 # -- training
 
 
-def train(
-    config: IlqlConfig,
-    folders: list[Path],
-    env: Environment | None,
-    progress: Progress,
-    should_stop: Callable[[], bool],
-) -> None:
+def train(config: IlqlConfig, folders: list[Path], env: Environment | None, control: Control) -> None:
     """Train the run of the folder to its end."""
+    progress = control.progress
     with parallel.working_folder(folders[0]) as run_dir:
         source = open_source(config)
         progress.say(f"{config.label} on {config.env_id}: {source.describe()}; seed {config.seed}")
         agent = make_agent(config, source.spec)
         size = agent_bytes(config, source.spec)
         progress.say(f"{size / 1e9:.3g} GB for networks and optimizer; games are made as they are needed.")
-        evaluate = make_evaluation(config, source, should_stop)
+        evaluate = make_evaluation(config, source, control.should_stop)
         finish = begin_summaries(config, [run_dir], source.spec, learned_from=source.provenance())
         epochs = offline.train(
             config,
@@ -170,11 +169,10 @@ def train(
             agent,
             source,
             evaluate,
+            control,
             initialise=partial(initialise, config),
             measures=MEASURES,
             devices=_make_devices(config, source, progress),
-            should_stop=should_stop,
-            progress=progress,
         )
         for epoch in epochs:
             progress.say(epoch_line(config, [epoch], progress))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -22,6 +22,12 @@ class Series(NamedTuple):
     high: np.ndarray | None = None  # upper end of the interval
     x: np.ndarray | None = None  # x values of a line; without them a single point is a horizontal line
     seeds: np.ndarray | None = None  # (seeds, points): the curves that the line averages
+
+
+def interval_series(x: np.ndarray | None, value: Interval) -> Series:
+    """Return a series of points, with their interval if there is one."""
+    point, low, high = (np.atleast_1d(part) for part in value)
+    return Series(point, low, high, x) if np.isfinite(low).any() else Series(point, x=x)
 
 
 def spaced_ticks(x: np.ndarray, share: float, log_x: bool) -> np.ndarray:
@@ -57,6 +63,13 @@ class Figure:
     caption: str  # the quantity, what it is aggregated over, and the kind of interval
     charts: tuple[Chart, ...]
     remark: str = ""  # seeds dropped, epochs truncated, protocols pooled; also drawn in the file, which has no caption
+
+
+def nonempty_figure(name: str, title: str, caption: str, charts: Iterable[Chart]) -> Iterator[Figure]:
+    """Yield a figure of the charts that are not empty, if there are any."""
+    nonempty = tuple(chart for chart in charts if chart.series)
+    if nonempty:
+        yield Figure(name, title, caption, nonempty)
 
 
 Value = str | int | float | Interval | None

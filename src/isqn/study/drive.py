@@ -10,7 +10,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from isqn.agents.registry import config_from_mapping, find_agent
+from isqn.agents.registry import config_from_mapping
 from isqn.analysis import cost
 from isqn.config.fields import MAY_CHANGE, PLACE, field_names, field_types, marks
 from isqn.config.toml import to_toml
@@ -306,7 +306,7 @@ SAME_DURATION = (
     *("seed", "env_id", "experiment", "target_update_period", "target_sync_period", "learning_starts", "buffer_size"),
     *("max_episode_steps", "epoch_steps", "epoch_updates", "log_period_steps", "log_period_updates"),
     *("epsilon_decay_steps", "learning_rate_decay_steps", "evaluation_steps", "evaluation_games", "word_seed"),
-    *("scheme", "num_bellman_iterations"),  # see _cost_of_heads
+    *("scheme", "num_bellman_iterations"),  # see `costly_heads`
 )
 
 
@@ -317,14 +317,4 @@ def duration_key(config: Any) -> tuple[object, ...]:
     rates = (float, float | None, tuple[float, ...])
     ignored |= {name for name, hint in field_types(kind).items() if hint in rates and name != "width_factor"}
     settings = tuple(getattr(config, name) for name in field_names(kind) if name not in ignored)
-    return config.agent, config.env_id.partition("/")[0], config.uses_batch_norm, _cost_of_heads(config), settings
-
-
-def _cost_of_heads(config: Any) -> int:
-    """Return a number of heads or networks that the duration of a step depends on."""
-    scheme, actions = config.target_scheme, find_agent(config.agent).actions
-    if actions == "tokens":  # heads are small beside the networks
-        return scheme.num_copies
-    if actions == "discrete" and "batch_size" in field_names(type(config)):
-        return 0  # more heads take hardly longer (paper, appendix B)
-    return scheme.num_pairs  # a stream has a trace for each head, and a small critic many atoms
+    return config.agent, config.env_id.partition("/")[0], config.uses_batch_norm, config.costly_heads, settings

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from isqn.agents.registry import read_config_file
-from isqn.config.fields import field_names
 from isqn.study.cell import Cell
 from isqn.study.engines import Job
 from isqn.study.grid import Study
 from isqn.study.worker import SEEDS_PER_JOB
-from isqn.train import online, record, run
+from isqn.train import record, run
 from isqn.train.functions import agent_bytes
 from isqn.train.record import slug
 from isqn.types import UserError
@@ -33,8 +32,8 @@ def remaining_jobs_of(cell: Cell, study: Study, out: Path, seeds_per_job: int) -
     left = [seed for seed in sorted(study.seeds) if record.run_state(cell.folder(out, seed)) != "finished"]
     begun = {group for seed in left if (group := _seeds_trained_with(cell.folder(out, seed)))}
     new = [seed for seed in left if not any(seed in group for group in begun)]
-    trains_seeds_together = "num_seeds" in field_names(type(cell.config)) and online.uses_compiled_loop(cell.config)
-    groups = [*sorted(begun), *_consecutive(new, seeds_per_job if trains_seeds_together else 1)]
+    is_joint = run.loop_of(cell.config).trains_seeds_together(cell.config)
+    groups = [*sorted(begun), *_consecutive(new, seeds_per_job if is_joint else 1)]
     return [_cell_job(study, cell, tuple(group), out) for group in groups]
 
 

@@ -22,6 +22,7 @@ from isqn.compiler import jit
 from isqn.data.device_replay import DeviceReplay, Rows
 from isqn.envs.native import NativeEnvironment
 from isqn.keys import device_key
+from isqn.train.control import Control
 from isqn.train.functions import append_held_out, zero_totals
 from isqn.train.probes import probe_columns, probe_features
 from isqn.train.progress import Progress, duration
@@ -177,17 +178,14 @@ def train(
     agent: Agent,
     env: NativeEnvironment,
     replay: DeviceReplay,
-    *,
-    should_stop: Callable[[], bool] = lambda: False,
-    progress: Progress | None = None,
+    control: Control,
 ) -> Iterator[list[Epoch]]:
     """Train all seeds from their newest common checkpoint, or from the start; yield the results of each epoch."""
-    progress = progress or Progress(config.total_timesteps, enabled=False)
     loop = make_loop(config, agent, env, replay)
     state, totals, step, sessions = _open(
-        config, run_dirs, loop, zero_totals(agent, config, env.spec), replay, progress
+        config, run_dirs, loop, zero_totals(agent, config, env.spec), replay, control.progress
     )
-    time_left = TimeLeft(config.total_timesteps, progress)
+    time_left = TimeLeft(config.total_timesteps, control.progress)
 
     def probe(index: int, agent_state: AgentState) -> dict[str, float]:
         if not config.analysis:
@@ -218,7 +216,7 @@ def train(
                 totals = jax.tree.map(jnp.zeros_like, totals)
             sessions.show_progress(step)
 
-            stopping = should_stop()
+            stopping = control.should_stop()
             if step == config.epoch_end(epoch):
                 results = sessions.end_epoch(epoch, step, state.agent)
                 sessions.save(step, state, totals)

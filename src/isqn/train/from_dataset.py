@@ -21,10 +21,10 @@ from isqn.envs.registry import canonical_id, has_native, make_native
 from isqn.keys import episode_seed
 from isqn.train import offline, timing
 from isqn.train.announce import begin_summaries, epoch_line, require_memory
+from isqn.train.control import Control
 from isqn.train.evaluate import host_evaluation, native_evaluation
 from isqn.train.functions import flops_per_update, make_agent
 from isqn.train.online import require_native
-from isqn.train.progress import Progress
 from isqn.types import EnvSpec, UserError
 
 IS_DISTRIBUTED = False
@@ -44,6 +44,10 @@ def specification(config: Any) -> EnvSpec:
 def _index(config: Any) -> Description:
     folder = Path(config.dataset)
     return read_index(folder) if config.dataset and (folder / INDEX).is_file() else {}
+
+
+def trains_seeds_together(config: Any) -> bool:
+    return False
 
 
 def replay_memory(config: Any, spec: EnvSpec) -> Memory:
@@ -86,24 +90,17 @@ def open_dataset(config: Any) -> Dataset:
     return dataset
 
 
-def train(
-    config: Any,
-    folders: list[Path],
-    env: Environment | None,
-    progress: Progress,
-    should_stop: Callable[[], bool],
-) -> None:
+def train(config: Any, folders: list[Path], env: Environment | None, control: Control) -> None:
     """Train the run in the folder to the end."""
-    dataset, (run_dir,) = open_dataset(config), folders
+    dataset, (run_dir,), progress = open_dataset(config), folders, control.progress
     progress.say(f"{config.label} on {dataset.folder}: {dataset.describe()}; seed {config.seed}")
     memory = replay_memory(config, dataset.spec)
     where = " and frames" if memory.frames else "; frames stay on disk"
     progress.say(f"{memory.total / 1e6:.3g} MB for its columns{where}.")
     agent = make_agent(config, dataset.spec)
-    with evaluation(config, agent, dataset.spec, env, should_stop) as evaluate:
+    with evaluation(config, agent, dataset.spec, env, control.should_stop) as evaluate:
         finish = begin_summaries(config, [run_dir], dataset.spec, learned_from=dataset.provenance())
-        epochs = offline.train(config, run_dir, agent, dataset, evaluate, should_stop=should_stop, progress=progress)
-        for epoch in epochs:
+        for epoch in offline.train(config, run_dir, agent, dataset, evaluate, control):
             progress.say(epoch_line(config, [epoch], progress))
         finish()
 

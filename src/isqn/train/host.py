@@ -14,8 +14,9 @@ from isqn.data.replay import Replay
 from isqn.envs.adapter import Environment
 from isqn.keys import host_generator
 from isqn.train import checkpoint
+from isqn.train.control import Control
 from isqn.train.experience import Experience
-from isqn.train.functions import Functions, append_held_out, compile_agent, zero_totals
+from isqn.train.functions import Functions, append_held_out, zero_totals
 from isqn.train.probes import probe_columns, probe_features
 from isqn.train.progress import Progress
 from isqn.train.record import EPISODE_COLUMNS
@@ -42,16 +43,12 @@ def train(
     agent: Agent,
     env: Environment,
     make_replay: Callable[[], Replay],
-    *,
-    functions: Functions | None = None,
-    should_stop: Callable[[], bool] = lambda: False,
-    progress: Progress | None = None,
+    call: Functions,
+    control: Control,
 ) -> Iterator[Epoch]:
     """Train from the newest checkpoint in `run_dir`, or from the start; yield the result of each epoch."""
-    schedule, call = target_schedule(config, agent), functions or compile_agent(agent)
-    progress = progress or Progress(config.total_timesteps, enabled=False)
-    initial_totals = zero_totals(agent, config, env.spec)
-    state, totals, experience, session = _open(config, run_dir, env, make_replay, call, initial_totals, progress)
+    schedule, totals = target_schedule(config, agent), zero_totals(agent, config, env.spec)
+    state, totals, experience, session = _open(config, run_dir, env, make_replay, call, totals, control.progress)
     count = session.counters
 
     def save() -> None:
@@ -118,7 +115,7 @@ def train(
                 experience.history.end_episode(is_over=is_over)
                 state = experience.begin_episode(call.observe, state, count.episode, restart=is_over)
 
-            stopping = should_stop()
+            stopping = control.should_stop()
             if is_over and count.step - count.epoch_start >= _epoch_length(config, count.epoch):
                 result = Epoch(count.epoch, count.step, count.epoch_returns)
                 count.epoch, count.epoch_start, count.epoch_returns = count.epoch + 1, count.step, []

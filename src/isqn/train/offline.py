@@ -21,6 +21,7 @@ import numpy as np
 from isqn.agents.base import Agent, AgentState, target_schedule
 from isqn.keys import host_generator
 from isqn.train import checkpoint
+from isqn.train.control import Control
 from isqn.train.evaluate import Episode
 from isqn.train.functions import compile_agent, zero_totals
 from isqn.train.probes import probe_columns, probe_features
@@ -110,12 +111,11 @@ def train(
     agent: Agent,
     source: Source,
     evaluate: Callable[[AgentState, int], Evaluation],
+    control: Control,
     *,
     initialise: Callable[[AgentState], AgentState] = lambda state: state,
     measures: tuple[str, ...] = (),
     devices: Devices | None = None,
-    should_stop: Callable[[], bool] = lambda: False,
-    progress: Progress | None = None,
 ) -> Iterator[Epoch]:
     """Train from the newest checkpoint in `run_dir`, or from the start; yield the result of each epoch.
 
@@ -123,7 +123,7 @@ def train(
     if it is asked to stop. `initialise` changes the state of a new run.
     """
     schedule, call, devices = target_schedule(config, agent), compile_agent(agent), devices or Devices()
-    progress = progress or Progress(config.length, enabled=False)
+    progress = control.progress
     totals = zero_totals(agent, config, source.spec)
     tables = {
         "evaluations": EPISODE_COLUMNS,
@@ -193,7 +193,7 @@ def train(
                 session.add_row(count.updates, {"updates": count.updates, **means, "waiting_share": waiting_share})
             session.show_progress(count.updates)
 
-            stopping = devices.any_process(should_stop())
+            stopping = devices.any_process(control.should_stop())
             if stopping or session.is_checkpoint_due():
                 save()
             if stopping:

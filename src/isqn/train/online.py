@@ -17,8 +17,9 @@ from isqn.envs.adapter import Environment, make_environment, require_protocol
 from isqn.envs.registry import has_native, make_native
 from isqn.train import checkpoint, compiled, host, timing
 from isqn.train.announce import begin_summaries, epoch_line, require_memory
+from isqn.train.control import Control
 from isqn.train.functions import agent_bytes, compile_agent, flops_per_update, make_agent
-from isqn.train.progress import Progress, duration
+from isqn.train.progress import duration
 from isqn.types import EnvSpec, UserError
 
 IS_DISTRIBUTED = False
@@ -47,6 +48,10 @@ def uses_compiled_loop(config: Any) -> bool:
             f"train the seeds of {config.env_id} one by one with --seed."
         )
     return native and config.loop != "host" and not config.record_dataset
+
+
+def trains_seeds_together(config: Any) -> bool:
+    return "num_seeds" in field_names(type(config)) and uses_compiled_loop(config)
 
 
 def specification(config: Any) -> EnvSpec:
@@ -126,26 +131,19 @@ def _require_whole_updates(config: Any) -> None:
 # -- training
 
 
-def train(
-    config: Any,
-    folders: list[Path],
-    env: Environment | None,
-    progress: Progress,
-    should_stop: Callable[[], bool],
-) -> None:
+def train(config: Any, folders: list[Path], env: Environment | None, control: Control) -> None:
     """Train the runs in `folders` to the end, in the host loop or the compiled loop."""
     if env is None and uses_compiled_loop(config):
-        _train_compiled(config, folders, progress, should_stop)
+        _train_compiled(config, folders, control)
         return
     host_env = env or make_environment(config.env_id, protocol=config.protocol)
-    _train_on_host(config, folders[0], host_env, progress, should_stop)
+    _train_on_host(config, folders[0], host_env, control)
     if env is None:
         host_env.close()
 
 
-def _train_on_host(
-    config: Any, run_dir: Path, env: Environment, progress: Progress, should_stop: Callable[[], bool]
-) -> None:
+def _train_on_host(config: Any, run_dir: Path, env: Environment, control: Control) -> None:
+    progress = control.progress
     progress.say(f"{config.label} on {env.spec.id} ({env.spec.protocol}), seed {config.seed}")
     if env.spec.protocol in atari.PROTOCOLS:
         progress.say(atari.PROTOCOLS[env.spec.protocol].describe())
@@ -160,15 +158,13 @@ def _train_on_host(
         steps_left = config.total_timesteps - max(checkpoint.steps(run_dir), default=0)
         time_left = duration(steps_left * times.seconds_per_step(config))
         progress.say(f"about {time_left} on this machine for {steps_left:,} steps{_shorter_preset(config, agent)}")
-    epochs = host.train(
-        config, run_dir, agent, env, make_replay, functions=functions, should_stop=should_stop, progress=progress
-    )
-    for epoch in epochs:
+    for epoch in host.train(config, run_dir, agent, env, make_replay, functions, control):
         progress.say(epoch_line(config, [epoch], progress))
     finish()
 
 
-def _train_compiled(config: Any, folders: list[Path], progress: Progress, should_stop: Callable[[], bool]) -> None:
+def _train_compiled(config: Any, folders: list[Path], control: Control) -> None:
+    progress = control.progress
     env = make_native(config.env_id)
     replay = device_replay(config, env.spec)
     seeds = f"seeds {config.seed} to {config.seed + len(folders) - 1}" if len(folders) > 1 else f"seed {config.seed}"
@@ -176,7 +172,7 @@ def _train_compiled(config: Any, folders: list[Path], progress: Progress, should
     progress.say(_memory_line(config, env.spec))
     agent = make_agent(config, env.spec)
     finish = begin_summaries(config, folders, env.spec)
-    for epochs in compiled.train(config, folders, agent, env, replay, should_stop=should_stop, progress=progress):
+    for epochs in compiled.train(config, folders, agent, env, replay, control):
         progress.say(epoch_line(config, epochs, progress))
     finish()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -19,6 +19,7 @@ from isqn.data.replay import Memory
 from isqn.envs.adapter import Environment
 from isqn.train import checkpoint, parallel, record
 from isqn.train.announce import advise_lower, relative_paths, require_memory
+from isqn.train.control import Control
 from isqn.train.functions import agent_bytes
 from isqn.train.progress import Progress
 from isqn.train.record import read_config
@@ -35,17 +36,13 @@ class Loop(Protocol):
     def specification(self, config: Any) -> EnvSpec:
         """Return the specification of the environment."""
 
+    def trains_seeds_together(self, config: Any) -> bool:
+        """Return whether one program may train several seeds."""
+
     def require_possible(self, config: Any, spec: Any, **where: bool) -> None:
         """Refuse a run that cannot work, before its folder is made or an old one is deleted."""
 
-    def train(
-        self,
-        config: Any,
-        folders: list[Path],
-        env: Environment | None,
-        progress: Progress,
-        should_stop: Callable[[], bool],
-    ) -> None:
+    def train(self, config: Any, folders: list[Path], env: Environment | None, control: Control) -> None:
         """Train the runs in `folders` to the end, each from its newest checkpoint."""
 
     def flops(self, config: Any, spec: Any) -> float:
@@ -180,7 +177,7 @@ def train(config: Any, folders: list[Path], *, quiet: bool = False, env: Environ
     if not checkpoint.steps(folders[0]) and record.results_table(folders[0]).exists():
         progress.say(f"there is no checkpoint in {folders[0]}: the run begins again at step 0")
     with stop_on_signals() as should_stop, _name_memory_errors(config):
-        loop_of(config).train(config, folders, env, progress, should_stop)
+        loop_of(config).train(config, folders, env, Control(progress, should_stop))
 
 
 def seconds_per_step(config: Run, seconds: float = 1.0) -> float:
