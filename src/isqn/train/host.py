@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from isqn.agents.base import Agent, AgentState, target_schedule
+from isqn.agents.base import Agent, AgentState, Choice, target_schedule
 from isqn.data.replay import Replay
 from isqn.envs.adapter import Environment
 from isqn.keys import host_generator
@@ -85,7 +85,7 @@ def train(
             # Update, and refresh the targets.
             if count.step > config.learning_starts:
                 if count.step % config.update_period == 0:
-                    batch = _sample(config, agent, experience.replay, count.updates, explored=bool(choice.explored))
+                    batch = _sample(config, agent, experience.replay, count.updates, choice)
                     state, totals = call.update(state, totals, batch)
                     count.updates += config.updates_per_step
                     count.logged_updates += config.updates_per_step
@@ -176,10 +176,10 @@ def _epoch_length(config: Any, epoch: int) -> int:
     return config.epoch_end(epoch) - (config.epoch_end(epoch - 1) if epoch else 0)
 
 
-def _sample(config: Any, agent: Agent, replay: Replay, updates: int, *, explored: bool) -> Any:
+def _sample(config: Any, agent: Agent, replay: Replay, updates: int, choice: Choice) -> Any:
     """Return the batch of an update: a sample of the replay buffer, or the newest step of a streaming agent."""
     if agent.is_streaming:
-        batch = replay.latest(explored=explored)
+        batch = replay.latest(explored=bool(choice.explored))
     else:
         batch = replay.sample(config.update_batch_size, host_generator(config.seed, "replay", updates))
     if not config.held_out_size:
