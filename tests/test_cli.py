@@ -280,7 +280,7 @@ def test_debug_gives_the_traceback(trained):
 def test_a_value_that_cannot_be_read_is_a_usage_error(capsys):
     for words, said in (
         ("train --seed abc", "--seed is 'abc'; it must be a whole number."),
-        ("train --seed=1e+6", "--seed is '1e+6'; it must be a whole number."),
+        ("train --seed=1e+6", "--seed is '1e+6'; it must be a whole number, written as 1_000_000."),
         ("train --gamma abc", "--gamma is 'abc'; it must be a number."),
         ("train --env-id", "--env-id needs a value."),
         ("study online-ln --workers two", "--workers is 'two'; it must be a whole number."),

@@ -22,10 +22,11 @@ from isqn.agents.registry import (
     make_config,
     read_config_file,
     register_agent,
+    register_loss,
 )
 from isqn.config.fields import MAX_INTEGER, docs, field_names, flag, nearest_path
 from isqn.config.toml import to_toml
-from isqn.losses import LOSSES, register_loss
+from isqn.losses import LOSSES
 from isqn.presets import preset_config, presets_of
 from isqn.schemes import SCHEMES, register_scheme
 from isqn.types import UserError
@@ -238,7 +239,7 @@ def file(tmp_path: Path, text: str) -> Path:
         ("agent = 'stream-q'\ntrace_decay = 1.1", ": --trace-decay is 1.1; it must be between 0 and 1."),
         ("agent = 'stream-q'\nobgd_kappa = 0", ": --obgd-kappa is 0.0; it must be above 0."),
         ("batch_size = '3'", ": --batch-size is '3'; it must be of type int."),
-        ("batch_size = 3.0", ": --batch-size is 3.0; it must be of type int."),
+        ("batch_size = 3.0", ": --batch-size is 3.0; it must be a whole number, written as 3."),
         ("layer_norm = 1", ": --layer-norm is 1; it must be of type bool."),
         ("hidden_sizes = [8, 'x']", ": --hidden-sizes is [8, 'x']; it must be a list of type int."),
         ("hidden_sizes = {a = 1}", ": --hidden-sizes is {'a': 1}; it must be a list of type int."),

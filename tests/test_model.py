@@ -76,7 +76,7 @@ def test_unknown_names_and_invalid_settings_are_refused():
         isqn.Model(preset="toi")
     with pytest.raises(UserError, match=r"'isqn/Chian-v0' is not a known environment; did you mean isqn/Chain-v0\?"):
         isqn.Model(env="isqn/Chian-v0")
-    with pytest.raises(UserError, match="--batch-size is 0; it must be at least 1"):
+    with pytest.raises(UserError, match="isqn.Model: batch_size is 0; it must be at least 1"):
         isqn.Model(batch_size=0)
     with pytest.raises(UserError, match=r"isqn.Model sets 'learning_rte', .* did you mean learning_rate\?"):
         isqn.Model(learning_rte=0.1)
@@ -134,7 +134,7 @@ def test_a_refused_folder_is_left_unchanged(run_dir, tmp_path):
     other = make(seed=1)
     before = (run_dir / "config.toml").read_text()
     for _ in range(2):
-        with pytest.raises(UserError, match="holds a finished run; choose another --run-dir"):
+        with pytest.raises(UserError, match="holds a finished run; choose another run_dir"):
             other.learn(run_dir=run_dir)
     assert (run_dir / "config.toml").read_text() == before
     other.learn(60, run_dir=tmp_path / "mine")
