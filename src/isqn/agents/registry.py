@@ -88,6 +88,10 @@ def register_agent(
     if getattr(config, "agent", None) != name:
         given = getattr(config, "agent", None)
         raise UserError(f"register_agent: {config.__name__}.agent is {given!r}; it must be {name!r}.")
+    if not callable(make):
+        raise UserError(f"register_agent: make is {make!r}; it must be a function (config, spec) -> Agent.")
+    if actions not in (kinds := ("discrete", "continuous", "tokens")):
+        raise UserError(f"register_agent: actions is {actions!r}; {nearest(str(actions), kinds)}")
     for attribute in ("length", "epoch_length", "row_length", "num_epochs", "epoch_end"):
         if not hasattr(config, attribute):
             raise UserError(
