@@ -108,7 +108,7 @@ def test_a_model_is_not_saved_over_other_files(model, tmp_path, monkeypatch):
 
 
 def test_evaluating_no_episode_is_refused(model):
-    with pytest.raises(UserError, match="episodes is 0; it must be at least 1"):
+    with pytest.raises(UserError, match="episodes is 0; it must be a whole number of at least 1"):
         isqn.evaluate(model, episodes=0)
 
 

@@ -296,8 +296,10 @@ def evaluate(
 
     A policy acts by its mean. Other agents act as in training, with `epsilon`, by default 0.001.
     """
-    if episodes < 1:
-        raise UserError(f"episodes is {episodes}; it must be at least 1.")
+    if not isinstance(episodes, int | np.integer) or episodes < 1:
+        raise UserError(f"episodes is {episodes!r}; it must be a whole number of at least 1.")
+    if epsilon is not None and not 0 <= epsilon <= 1:
+        raise UserError(f"epsilon is {epsilon!r}; it must be between 0 and 1.")
     own_env: Environment | None = model._env if env is None else None
     used_env = own_env or make_environment(env or model.config.env_id, protocol=model.config.protocol)
     _require_same_shapes(model.spec, used_env.spec)

@@ -259,16 +259,16 @@ def require_effect(config: Any, base: Any) -> None:
 # -- unknown names
 
 
-def nearest(name: str, known: Iterable[str], otherwise: str = "") -> str:
+def nearest(name: Any, known: Iterable[str], otherwise: str = "") -> str:
     """Return the end of an error message about an unknown name: the nearest known name, or all of them."""
     known = list(known)
     near = _nearest_name(name, known)
     return f"did you mean {near}?" if near else otherwise or f"choose one of {', '.join(known)}."
 
 
-def _nearest_name(name: str, known: Iterable[str]) -> str:
+def _nearest_name(name: Any, known: Iterable[str]) -> str:
     """Return the most similar name, such as one with a letter changed; "" if none is near."""
-    suffix = Path(name).suffix  # what all names share must not make them similar
+    name, suffix = str(name), Path(str(name)).suffix  # what all names share must not make them similar
     plain = {one.removeprefix("--").removesuffix(suffix): one for one in known}
     near = difflib.get_close_matches(name.removeprefix("--").removesuffix(suffix), plain, 1, cutoff=0.65)
     return plain[near[0]] if near else ""
