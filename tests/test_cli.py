@@ -211,6 +211,21 @@ def test_the_first_run_learns_the_known_values(tmp_path, monkeypatch, capsys):
             "--config and --preset both say where to start from; give one of them.",
         ),
         (["train", "--batch-size", "0"], 1, "--batch-size is 0; it must be at least 1."),
+        (
+            [""],
+            2,
+            "The command is empty; choose one of train, resume, study, report, eval, play, data, probe, cost, list, "
+            "doctor.",
+        ),
+        (["train", "--k", "0"], 1, "--k is 0; it must be between 1 and 1000."),
+        (["train", "--gamma=2"], 1, "--gamma is 2.0; it must be between 0 and 1."),
+        (["train", "stream-q", "--lambda", "2"], 1, "--lambda is 2.0; it must be between 0 and 1."),
+        (
+            ["train", "--scheme", "target-free", "--tau", "0.5"],
+            1,
+            "--tau has no effect in this run: it needs another --scheme than target-free.",
+        ),
+        (["train", "--config", "nope.toml"], 1, "nope.toml does not exist; give the config.toml of a run."),
         (["train", "--seed", "-1"], 1, "--seed is -1; it must be at least 0."),
         (["eval", "x", "--episodes", "0"], 1, "--episodes is 0; it must be at least 1."),
         (["eval", "x", "--epsilon", "2"], 1, "--epsilon is 2.0; it must be between 0 and 1."),
@@ -280,7 +295,7 @@ def test_debug_gives_the_traceback(trained):
 def test_a_value_that_cannot_be_read_is_a_usage_error(capsys):
     for words, said in (
         ("train --seed abc", "--seed is 'abc'; it must be a whole number."),
-        ("train --seed=1e+6", "--seed is '1e+6'; it must be a whole number."),
+        ("train --seed=1e+6", "--seed is '1e+6'; it must be a whole number, written as 1_000_000."),
         ("train --gamma abc", "--gamma is 'abc'; it must be a number."),
         ("train --env-id", "--env-id needs a value."),
         ("study online-ln --workers two", "--workers is 'two'; it must be a whole number."),

@@ -7,13 +7,14 @@ import math
 import re
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 import pytest
 
 from helpers import registries_restored
+from isqn import losses
 from isqn.agents.dqn import DqnConfig
 from isqn.agents.registry import (
     agent_names,
@@ -22,12 +23,17 @@ from isqn.agents.registry import (
     make_config,
     read_config_file,
     register_agent,
+    register_loss,
 )
-from isqn.config.fields import MAX_INTEGER, docs, field_names, flag, nearest_path
+from isqn.config.fields import MAX_INTEGER, alias, docs, field_names, flag, nearest, nearest_path
+from isqn.config.parts import PairLoss
+from isqn.config.run import Run
 from isqn.config.toml import to_toml
-from isqn.losses import LOSSES, register_loss
+from isqn.losses import LOSSES
 from isqn.presets import preset_config, presets_of
 from isqn.schemes import SCHEMES, register_scheme
+from isqn.train.announce import remarks
+from isqn.train.run import loop_of
 from isqn.types import UserError
 
 TRAINED = (*presets_of("dqn"), *presets_of("stream-q"))
@@ -238,7 +244,7 @@ def file(tmp_path: Path, text: str) -> Path:
         ("agent = 'stream-q'\ntrace_decay = 1.1", ": --trace-decay is 1.1; it must be between 0 and 1."),
         ("agent = 'stream-q'\nobgd_kappa = 0", ": --obgd-kappa is 0.0; it must be above 0."),
         ("batch_size = '3'", ": --batch-size is '3'; it must be of type int."),
-        ("batch_size = 3.0", ": --batch-size is 3.0; it must be of type int."),
+        ("batch_size = 3.0", ": --batch-size is 3.0; it must be a whole number, written as 3."),
         ("layer_norm = 1", ": --layer-norm is 1; it must be of type bool."),
         ("hidden_sizes = [8, 'x']", ": --hidden-sizes is [8, 'x']; it must be a list of type int."),
         ("hidden_sizes = {a = 1}", ": --hidden-sizes is {'a': 1}; it must be a list of type int."),
@@ -392,6 +398,204 @@ def test_presets_of_another_agent_leave_the_defaults_of_an_agent_alone():
         register_agent("mine", Mine, make_nothing, presets_of="dqn")
         config: Any = preset_config("toy", "mine")
     assert (config.agent, config.discount, config.batch_size, config.learning_rate) == ("mine", 0.9, 64, 7e-4)
+
+
+@dataclasses.dataclass(frozen=True)
+class Timeless(Run):
+    """A config that says nothing about the length of a run."""
+
+    agent = "mine"
+
+
+@dataclasses.dataclass(frozen=True)
+class Optimistic(PairLoss):
+    """Settings of a loss."""
+
+    optimism: float = 0.5
+    """Weight of positive errors."""
+
+
+@dataclasses.dataclass(frozen=True)
+class MoreOptimistic(Optimistic):
+    """Settings of another loss, which needs those of the first, too."""
+
+    more: float = 0.5
+    """Weight of errors above one."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Undocumented(PairLoss):
+    """Settings without help."""
+
+    optimism: float = 0.5
+
+
+@dataclasses.dataclass(frozen=True)
+class Colliding(PairLoss):
+    """Settings of which an agent has one, too."""
+
+    buffer_size: int = 3
+    """Capacity of something else."""
+
+
+@dataclasses.dataclass(frozen=True)
+class CollidingByAlias(PairLoss):
+    """Settings with an alias that is the name of a setting."""
+
+    optimism: Annotated[float, alias("gamma")] = 0.5
+    """Weight of positive errors."""
+
+
+class NoDataclass(PairLoss):
+    """Settings that would be lost."""
+
+    optimism: float = 0.5
+    """Weight of positive errors."""
+
+
+def optimistic(online, target, transition, *, optimism):
+    return optimism * losses.dqn(online, target, transition)
+
+
+@pytest.mark.parametrize(
+    ("config", "settings", "sentence"),
+    [
+        (3, {}, "register_agent: config is 3; it must be a frozen dataclass that extends Run."),
+        (Timeless, {}, "register_agent: Timeless has no length; it must extend Interaction or Offline of isqn.config."),
+        (DqnConfig, {"make": 3}, "register_agent: make is 3; it must be a function (config, spec) -> Agent."),
+        (DqnConfig, {"actions": "words"}, "register_agent: actions is 'words'; choose one of discrete, continuous, "),
+    ],
+)
+def test_an_agent_that_cannot_be_trained_is_refused_at_once(config, settings, sentence):
+    name = getattr(config, "agent", "mine")
+    name = "mine" if config is DqnConfig else name
+    mine = type("Mine", (DqnConfig,), {"agent": "mine"}) if config is DqnConfig else config
+    with registries_restored(), pytest.raises(UserError) as error:
+        register_agent(name, mine, **{"make": make_nothing, **settings})
+    assert str(error.value).startswith(sentence)
+
+
+@pytest.mark.parametrize(
+    ("function", "settings", "sentence"),
+    [
+        (optimistic, None, "its argument 'optimism' is not a setting of `isqn train dqn`; give it a default, or give "),
+        (lambda online, target: 0, None, "<function <lambda> at "),
+        (optimistic, 3, "settings is 3; it must be a frozen dataclass that extends PairLoss."),
+        (optimistic, NoDataclass, "settings is <class 'test_config.NoDataclass'>; it must be a frozen dataclass that "),
+        (optimistic, Undocumented, "the setting 'optimism' has no docstring; it is its line in --help."),
+        (losses.dqn, Colliding, "`isqn train dqn` has --buffer-size already; rename the setting 'buffer_size'."),
+        (losses.dqn, CollidingByAlias, "`isqn train dqn` has --gamma already; rename the setting 'optimism'."),
+    ],
+)
+def test_a_loss_that_cannot_work_is_refused_at_once(function, settings, sentence):
+    with registries_restored(), pytest.raises(UserError) as error:
+        register_loss("mine", function, "Mine", settings=settings)
+    assert str(error.value).startswith(f"register_loss: the loss 'mine': {sentence}")
+
+
+def test_losses_may_share_settings_but_not_the_name_of_a_setting():
+    @dataclasses.dataclass(frozen=True)
+    class Other(PairLoss):
+        """Settings of another loss."""
+
+        optimism: float = 0.1
+        """Weight of something else."""
+
+    with registries_restored():
+        for name, settings in (("one", Optimistic), ("one", Optimistic), ("two", Optimistic), ("more", MoreOptimistic)):
+            register_loss(name, optimistic, "Mine", settings=settings)
+        config: Any = make_config("dqn", optimism=0.2, more=0.3)
+        assert (config.optimism, config.more) == (0.2, 0.3)
+        with pytest.raises(UserError, match="the loss 'one' has a setting 'optimism' already; choose another name"):
+            register_loss("three", optimistic, "Mine", settings=Other)
+
+
+@pytest.mark.parametrize(
+    ("loop", "sentence"),
+    [
+        (
+            "no.such.module",
+            "which cannot be imported (No module named 'no'); it must be a module with IS_DISTR",
+        ),
+        ("isqn.keys", "which lacks IS_DISTRIBUTED, WORK, specification, require_possible, train, flops, "),
+    ],
+)
+def test_a_module_that_is_no_loop_is_refused_with_what_a_loop_offers(loop, sentence):
+    mine = type("Mine", (DqnConfig,), {"agent": "mine"})
+    with registries_restored():
+        register_agent("mine", mine, make_nothing, loop=loop)
+        with pytest.raises(UserError) as error:
+            loop_of(make_config("mine"))
+    assert str(error.value).startswith(f"register_agent: the agent 'mine' has the loop {loop!r}, {sentence}")
+
+
+def test_every_agent_is_trained_by_a_loop():
+    for agent in agent_names():
+        assert callable(loop_of(make_config(agent)).train)
+
+
+# -- settings by name ------------------------------------------------------------------------------------------------
+
+
+def test_settings_are_made_by_name_or_alias():
+    assert make_config("dqn", k=3, gamma=0.5) == DqnConfig(num_bellman_iterations=3, discount=0.5)
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"learning_rate": -1}, "isqn.make_config: learning_rate is -1.0; it must be at least 0."),
+        ({"k": 0}, "isqn.make_config: k is 0; it must be between 1 and 1000."),
+        (
+            {"buffer_size": 10, "min_replay_history": 20},
+            "isqn.make_config: min_replay_history is 20; it must be below buffer_size (10).",
+        ),
+        ({"tau": 1, "target_step_size": 1}, "isqn.make_config sets 'tau' and 'target_step_size', which are the same "),
+        (
+            {"total_timesteps": 1e6},
+            "isqn.make_config: total_timesteps is 1000000.0; it must be a whole number, ",
+        ),
+        ({"trace_decay": 0.5}, "isqn.make_config sets 'trace_decay'; it is for `isqn train stream-q`, not for dqn."),
+    ],
+)
+def test_a_refusal_in_python_names_settings_as_they_were_given(settings, sentence):
+    with pytest.raises(UserError) as error:
+        make_config("dqn", **settings)
+    assert str(error.value).startswith(sentence)
+
+
+def test_only_near_names_are_suggested(tmp_path):
+    assert nearest("--lambda", ["--gamma", "--loop"], "none.") == "none."
+    assert nearest("--gama", ["--gamma", "--loop"]) == "did you mean --gamma?"
+    (tmp_path / "mine.toml").touch()
+    assert nearest_path(tmp_path / "nope.toml") == ""  # only the ending is alike
+    assert nearest_path(tmp_path / "mime.toml") == f"; did you mean {tmp_path}/mine.toml?"
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({}, []),
+        ({"total_timesteps": 1_001}, []),
+        (
+            {"total_timesteps": 1_000},
+            ["nothing is learned in 1,000 steps: the first gradient step is after step 1,001"],
+        ),
+        (
+            {"total_timesteps": 1_003, "update_period": 4},
+            ["nothing is learned in 1,003 steps: the first gradient step is after step 1,004 (--learning-starts, "],
+        ),
+        (
+            {"batch_size": 2_001, "buffer_size": 2_000},
+            ["a batch repeats transitions: it has 2,001 (--batch-size), and the replay buffer never holds more "],
+        ),
+        ({"batch_size": 2_000, "buffer_size": 2_000}, []),
+    ],
+)
+def test_probable_mistakes_are_remarked_on(fields, said):
+    found = list(remarks(DqnConfig(**{"target_update_period": 200, **fields})))
+    assert len(found) == len(said)
+    assert all(one.startswith(start) for one, start in zip(found, said, strict=True))
 
 
 def test_a_mapping_cannot_change_the_agent_of_its_base():

@@ -75,6 +75,19 @@ def test_settings_of_a_loss_are_the_config_fields_of_the_same_name():
     assert loss(ONLINE, TARGET, STEP) == pytest.approx(4.8**2 + 2 * gap, rel=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("function", "found"),
+    [
+        (lambda online, target, transition: online.now, r"an array of shape \(2,\)"),
+        (lambda online, target, transition: None, "None"),
+    ],
+)
+def test_a_loss_that_is_not_one_number_is_refused(function, found, monkeypatch):
+    monkeypatch.setitem(losses.LOSSES, "mine", losses.Loss("Mine", function))
+    with pytest.raises(UserError, match=f"The loss 'mine' returns {found}; a loss returns one number for one sample"):
+        losses.make_loss("mine", DqnConfig())(ONLINE, TARGET, STEP)
+
+
 def test_an_unknown_loss_is_refused_with_the_known_ones():
     with pytest.raises(UserError, match="--loss 'dqm' is not known; choose one of dqn, huber"):
         losses.make_loss("dqm", DqnConfig())

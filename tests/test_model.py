@@ -67,6 +67,7 @@ def test_settings_come_from_the_preset_the_scheme_and_the_fields(model):
     assert model.config.discount == 0.9  # of the preset that fits the environment
     assert model.config.hidden_sizes == (8,)
     assert isqn.Model(env="isqn/Chain-v0", preset="classic", hidden_sizes=(3,)).config.discount == 0.99
+    assert isqn.Model(env_id="isqn/Chain-v0", k=3, gamma=0.8).config.label == "iS-DQN K=3"
 
 
 def test_unknown_names_and_invalid_settings_are_refused():
@@ -76,8 +77,14 @@ def test_unknown_names_and_invalid_settings_are_refused():
         isqn.Model(preset="toi")
     with pytest.raises(UserError, match=r"'isqn/Chian-v0' is not a known environment; did you mean isqn/Chain-v0\?"):
         isqn.Model(env="isqn/Chian-v0")
-    with pytest.raises(UserError, match="--batch-size is 0; it must be at least 1"):
+    with pytest.raises(UserError, match=r"isqn\.Model: batch_size is 0; it must be at least 1"):
         isqn.Model(batch_size=0)
+    with pytest.raises(UserError, match=r"isqn\.Model: k is 0; it must be between 1 and 1000"):
+        isqn.Model(k=0)
+    with pytest.raises(UserError, match=r"isqn\.Model: scheme has its number of pairs already; leave num_bellman"):
+        make(k=3)
+    with pytest.raises(UserError, match=r"isqn\.Model: env and env_id are the same setting; give one"):
+        make(env_id="CartPole-v1")
     with pytest.raises(UserError, match=r"isqn.Model sets 'learning_rte', .* did you mean learning_rate\?"):
         isqn.Model(learning_rte=0.1)
     with pytest.raises(UserError, match="scheme is 'iterated-shared'; it must come from isqn"):
@@ -101,7 +108,7 @@ def test_a_model_is_not_saved_over_other_files(model, tmp_path, monkeypatch):
 
 
 def test_evaluating_no_episode_is_refused(model):
-    with pytest.raises(UserError, match="episodes is 0; it must be at least 1"):
+    with pytest.raises(UserError, match="episodes is 0; it must be a whole number of at least 1"):
         isqn.evaluate(model, episodes=0)
 
 
@@ -134,7 +141,7 @@ def test_a_refused_folder_is_left_unchanged(run_dir, tmp_path):
     other = make(seed=1)
     before = (run_dir / "config.toml").read_text()
     for _ in range(2):
-        with pytest.raises(UserError, match="holds a finished run; choose another --run-dir"):
+        with pytest.raises(UserError, match="holds a finished run; choose another run_dir"):
             other.learn(run_dir=run_dir)
     assert (run_dir / "config.toml").read_text() == before
     other.learn(60, run_dir=tmp_path / "mine")

@@ -20,7 +20,7 @@ _MODULES = {
     "ensemble_shared": "isqn.schemes",
     "iterated_target_based": "isqn.schemes",
     "register_scheme": "isqn.schemes",
-    "register_loss": "isqn.losses",
+    "register_loss": "isqn.agents.registry",
     "register_agent": "isqn.agents.registry",
     "make_config": "isqn.agents.registry",
     "register_torso": "isqn.networks.torsos",

@@ -60,7 +60,9 @@ def _import_module(name: str) -> None:
     """Import a module, also from the current folder, which is not on the path of a console script."""
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.append(os.getcwd())
-    importlib.import_module(name)
+    module = importlib.import_module(name)
+    if module.__spec__ is not None and module.__spec__.origin is None:
+        raise ImportError("it is a folder of which nothing is imported; name a module in it")
 
 
 def module_of(env_id: str) -> str:

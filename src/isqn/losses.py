@@ -111,40 +111,40 @@ class Loss(NamedTuple):
     settings: type | None = None  # part of a config with settings of its own
 
 
-LOSSES: dict[str, Loss] = {}
-
-
-def register_loss(
-    name: str, function: Callable[..., Array], label: str, *, bootstraps: bool = True, settings: type | None = None
-) -> None:
-    """Make a loss known as `--loss NAME`.
-
-    Its keyword-only arguments without a default are filled from the settings of the same name. `settings` is a part of
-    a config (a frozen dataclass that extends `isqn.config.parts.PairLoss`) with those that the package does not have.
-    """
-    if name in LOSSES and LOSSES[name].function.__module__ == __name__:
-        raise UserError(f"register_loss: the package has a loss {name!r}; choose another name.")
-    LOSSES[name] = Loss(label, function, bootstraps, settings)
-
-
-register_loss("dqn", dqn, "DQN")
-register_loss("huber", huber, "DQN-Huber")
-register_loss("double", double_dqn, "DDQN")
-register_loss("mellowmax", mellowmax_dqn, "Mellow")
-register_loss("munchausen", munchausen_dqn, "M-DQN")
-register_loss("cql", cql, "CQL")
-register_loss("cloning", cloning, "BC", bootstraps=False)
+LOSSES: dict[str, Loss] = {  # `isqn.register_loss` adds those of users
+    "dqn": Loss("DQN", dqn),
+    "huber": Loss("DQN-Huber", huber),
+    "double": Loss("DDQN", double_dqn),
+    "mellowmax": Loss("Mellow", mellowmax_dqn),
+    "munchausen": Loss("M-DQN", munchausen_dqn),
+    "cql": Loss("CQL", cql),
+    "cloning": Loss("BC", cloning, bootstraps=False),
+}
 
 
 def make_loss(name: str, settings: object) -> PairLoss:
     """Return the loss of that name, with its settings filled in."""
     if name not in LOSSES:
         raise UserError(f"--loss {name!r} is not known; choose one of {', '.join(LOSSES)}.")
-    return bind_settings(LOSSES[name].function, settings)
+    loss = bind_settings(LOSSES[name].function, settings)
+
+    def checked(online: Values, target: Values, transition: Transition) -> Array:
+        value = loss(online, target, transition)
+        shape = getattr(value, "shape", () if isinstance(value, float | int) else None)
+        if shape != ():
+            found = repr(value) if shape is None else f"an array of shape {shape}"
+            raise UserError(f"The loss {name!r} returns {found}; a loss returns one number for one sample.")
+        return value
+
+    return checked
 
 
 def bind_settings(loss: Callable[..., Array], settings: object) -> Callable[..., Array]:
     """Bind the required keyword arguments of `loss` to the fields of `settings` with the same names."""
+    return partial(loss, **{field: getattr(settings, field) for field in required_settings(loss)})
+
+
+def required_settings(loss: Callable[..., Array]) -> list[str]:
+    """Return the keyword-only arguments of a loss that have no default."""
     keywords = [p for p in signature(loss).parameters.values() if p.kind is Parameter.KEYWORD_ONLY]
-    wanted = [p.name for p in keywords if p.default is Parameter.empty]
-    return partial(loss, **{field: getattr(settings, field) for field in wanted})
+    return [p.name for p in keywords if p.default is Parameter.empty]

@@ -18,7 +18,7 @@ import numpy as np
 
 from isqn.agents.base import Agent, AgentState
 from isqn.agents.registry import agent_names, config_from_mapping, find_agent, make_config
-from isqn.config.fields import field_names, nearest, require_effect
+from isqn.config.fields import field_names, name_as_given, name_settings, nearest, require_effect, resolve_aliases
 from isqn.config.run import Offline
 from isqn.config.toml import to_toml
 from isqn.data.files import DamagedFile
@@ -38,9 +38,10 @@ class Model:
     """An agent with its config and its environment.
 
     `env` is an environment id or a `gymnasium.Env`; `scheme` comes from `isqn.schemes`. All other settings of the agent
-    can be given by name. They change a preset, by default the one for the environment.
+    can be given by name or alias. They change a preset, by default the one for the environment.
     """
 
+    @name_settings()
     def __init__(
         self,
         algorithm: str = "dqn",
@@ -54,18 +55,25 @@ class Model:
             raise UserError(f"scheme is {scheme!r}; it must come from isqn, such as isqn.iterated_shared(9).")
         if algorithm not in agent_names():
             raise UserError(f"algorithm {algorithm!r} is not known; {nearest(str(algorithm), agent_names())}")
-        env = make_config(algorithm).env_id if env is None else env
+        if env is None:
+            env = fields.pop("env_id", make_config(algorithm).env_id)
+        elif "env_id" in fields:
+            raise UserError("isqn.Model: env and env_id are the same setting; give one.")
         if isinstance(env, str) and module_of(env):
             import_all([module_of(env)], f"env {env}")
         self._env = None if isinstance(env, str) else make_environment(env)
         env_id = self._env.spec.id if self._env else str(env)
         base = default_config(algorithm, env_id) if preset == "auto" else preset_config(preset, algorithm)
+        settings = resolve_aliases(fields, type(base), "isqn.Model")
         if scheme is not None:
-            fields |= {"scheme": scheme.name, "num_bellman_iterations": infer_k(scheme)}
+            if "num_bellman_iterations" in settings:
+                raise UserError("isqn.Model: scheme has its number of pairs already; leave num_bellman_iterations out.")
+            settings |= {"scheme": scheme.name, "num_bellman_iterations": infer_k(scheme)}
         if self._env and "loop" in field_names(type(base)):
-            fields["loop"] = "host"  # the environment is a Python object
-        config = config_from_mapping({"env_id": env_id, **fields}, "isqn.Model", base)
-        require_effect(config, base)
+            settings["loop"] = "host"  # the environment is a Python object
+        with name_as_given(type(base), fields):
+            config = config_from_mapping({**settings, "env_id": env_id}, "isqn.Model", base)
+            require_effect(config, base)
         self._set_config(config)
         self.state: AgentState = jax.jit(self._agent.init)(self.config.seed)
 
@@ -103,6 +111,7 @@ class Model:
 
         return jax.jit(jax.vmap(choose, in_axes=(None, 0, None, 0)))
 
+    @name_settings()
     def learn(
         self, total_timesteps: int | None = None, *, run_dir: str | Path | None = None, quiet: bool = True
     ) -> Model:
@@ -137,6 +146,7 @@ class Model:
         self.state, self.num_timesteps = load_agent_state(folder, self._agent)
         return self
 
+    @name_settings()
     def fit(
         self,
         dataset: str | Path,
@@ -286,8 +296,10 @@ def evaluate(
 
     A policy acts by its mean. Other agents act as in training, with `epsilon`, by default 0.001.
     """
-    if episodes < 1:
-        raise UserError(f"episodes is {episodes}; it must be at least 1.")
+    if not isinstance(episodes, int | np.integer) or episodes < 1:
+        raise UserError(f"episodes is {episodes!r}; it must be a whole number of at least 1.")
+    if epsilon is not None and not 0 <= epsilon <= 1:
+        raise UserError(f"epsilon is {epsilon!r}; it must be between 0 and 1.")
     own_env: Environment | None = model._env if env is None else None
     used_env = own_env or make_environment(env or model.config.env_id, protocol=model.config.protocol)
     _require_same_shapes(model.spec, used_env.spec)

@@ -1,6 +1,7 @@
 """Registry of the agents: everything that the rest of the program needs to know about each.
 
-An agent registers itself in its own file, which may be a user's file outside the package.
+An agent registers itself in its own file, which may be a user's file outside the package. Losses of users, whose
+settings become those of agents, are registered here too.
 """
 
 from __future__ import annotations
@@ -9,14 +10,27 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from inspect import get_annotations, signature
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
-from isqn.config.fields import aliased_setting, field_names, nearest, nearest_setting
+from isqn.config.fields import (
+    alias_flags,
+    aliased_setting,
+    docs,
+    field_names,
+    flag,
+    has_source,
+    name_as_given,
+    name_settings,
+    nearest,
+    nearest_setting,
+    resolve_aliases,
+)
 from isqn.config.parts import PairLoss
 from isqn.config.run import Interaction, Run
 from isqn.config.toml import load_toml
-from isqn.losses import LOSSES
-from isqn.types import EnvSpec, UserError
+from isqn.losses import LOSSES, Loss, required_settings
+from isqn.types import Array, EnvSpec, UserError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,6 +44,10 @@ _BUILT_IN = {  # name -> the module that registers it, imported when the agent i
     "cql": "isqn.agents.cql",
     "ilql": "isqn.language.agent",
 }
+
+
+# Flags of `isqn train`, and keys of a study, that are not settings.
+_NOT_SETTINGS = ("preset", "config", "run_dir", "overwrite", "show_diff", "quiet", "debug", "import", "help", "name")
 
 
 class AgentKind(NamedTuple):
@@ -62,12 +80,38 @@ def register_agent(
     presets_of: str = "",
     evaluation_rule: str = "",
 ) -> None:
-    """Register an agent for `isqn train NAME`, `isqn.Model(NAME)`, studies, reports and all other commands."""
-    if config.agent != name:
-        raise UserError(f"register_agent: {config.__name__}.agent is {config.agent!r}; it must be {name!r}.")
+    """Register an agent for `isqn train NAME`, `isqn.Model(NAME)`, studies, reports and all other commands.
+
+    `loop` names the module that trains it, which offers what `isqn.train.run.Loop` lists.
+    """
+    _require_config("register_agent: config", config, Run)
+    if getattr(config, "agent", None) != name:
+        given = getattr(config, "agent", None)
+        raise UserError(f"register_agent: {config.__name__}.agent is {given!r}; it must be {name!r}.")
+    if not callable(make):
+        raise UserError(f"register_agent: make is {make!r}; it must be a function (config, spec) -> Agent.")
+    if actions not in (kinds := ("discrete", "continuous", "tokens")):
+        raise UserError(f"register_agent: actions is {actions!r}; {nearest(str(actions), kinds)}")
+    for attribute in ("length", "epoch_length", "row_length", "num_epochs", "epoch_end"):
+        if not hasattr(config, attribute):
+            raise UserError(
+                f"register_agent: {config.__name__} has no {attribute}; it must extend Interaction or Offline of "
+                "isqn.config.run."
+            )
     if name in _BUILT_IN and make.__module__.partition(".")[0] != "isqn":
         raise UserError(f"register_agent: the package has an agent {name!r}; choose another name.")
+    if issubclass(config, PairLoss):
+        for loss_name, loss in LOSSES.items():
+            if loss.settings:
+                _require_new_names(f"register_agent: {config.__name__}", loss_name, loss.settings, config)
     _KINDS[name] = AgentKind(name, config, make, actions, loop, presets_of or name, evaluation_rule)
+
+
+def _require_config(what: str, config: Any, base: type[Run]) -> None:
+    """Refuse a class that does not extend `base`, or whose fields are lost because it is not a dataclass."""
+    is_config = isinstance(config, type) and issubclass(config, base)
+    if not is_config or not ("__dataclass_fields__" in vars(config) or not get_annotations(config)):
+        raise UserError(f"{what} is {config!r}; it must be a frozen dataclass that extends {base.__name__}.")
 
 
 def agent_names() -> tuple[str, ...]:
@@ -100,13 +144,76 @@ def require_actions(config: Run, spec: EnvSpec) -> None:
     raise UserError(f"The actions of {spec.id} are {actions}; use {suitable}.")
 
 
+# -- losses of users
+
+
+def register_loss(
+    name: str, function: Callable[..., Array], label: str, *, bootstraps: bool = True, settings: type[Run] | None = None
+) -> None:
+    """Make a loss known as `--loss NAME`.
+
+    Its keyword-only arguments without a default are filled from the settings of the same name. `settings` is a part of
+    a config (a frozen dataclass that extends `isqn.config.parts.PairLoss`) with those that the package does not have.
+    """
+    if name in LOSSES and LOSSES[name].function.__module__ == "isqn.losses":
+        raise UserError(f"register_loss: the package has a loss {name!r}; choose another name.")
+    where = f"register_loss: the loss {name!r}"
+    kinds = [kind for kind in (find_agent(agent).config for agent in agent_names()) if issubclass(kind, PairLoss)]
+    if settings:
+        _require_config(f"{where}: settings", settings, PairLoss)
+        part_docs = docs(cast(type, settings))
+        for setting, part in _own_settings(settings).items():
+            if has_source(part) and not part_docs[setting]:
+                raise UserError(f"{where}: the setting {setting!r} has no docstring; it is its line in --help.")
+        for kind in kinds:
+            _require_new_names(where, name, settings, kind)
+    try:
+        signature(function).bind(None, None, None, **dict.fromkeys(required_settings(function)))
+    except TypeError as error:
+        raise UserError(f"{where}: {function!r} cannot be called as (online, target, transition): {error}.") from None
+    for argument in required_settings(function):
+        for kind in kinds:
+            if argument not in (*field_names(config_class(kind.agent)), *field_names(settings or PairLoss)):
+                raise UserError(
+                    f"{where}: its argument {argument!r} is not a setting of `isqn train {kind.agent}`; give it a "
+                    "default, or give `settings` that have it."
+                )
+    LOSSES[name] = Loss(label, function, bootstraps, settings)
+
+
+def _own_settings(settings: type) -> dict[str, type]:
+    """Return the settings that a loss adds, each with the class that it is written in."""
+    parts = [part for part in reversed(settings.__mro__) if part not in PairLoss.__mro__]
+    return {name: part for part in parts for name in get_annotations(part) if name in field_names(settings)}
+
+
+def _require_new_names(where: str, loss_name: str, settings: type[Run], kind: type[Run]) -> None:
+    """Refuse a setting of a loss whose name or alias an agent or another loss has already."""
+    own = _own_settings(settings)
+    flags = {**{flag(name): name for name in own}, **{f: s for f, s in alias_flags(settings).items() if s in own}}
+    aliases = alias_flags(kind)
+    for given, setting in flags.items():
+        if hasattr(kind, given[2:].replace("-", "_")) or given in aliases or given in map(flag, _NOT_SETTINGS):
+            raise UserError(f"{where}: `isqn train {kind.agent}` has {given} already; rename the setting {setting!r}.")
+    for other_name, other in LOSSES.items():
+        others = _own_settings(other.settings) if other.settings and other_name != loss_name else {}
+        for setting in own.keys() & others.keys():
+            if own[setting] is not others[setting]:
+                raise UserError(
+                    f"{where}: the loss {other_name!r} has a setting {setting!r} already; choose another name, or let "
+                    "both have the same `settings`."
+                )
+
+
 # -- configs by the name of their agent
 
 
 def config_class(agent: str) -> type[Run]:
     """Return the config class of an agent, with the settings of the losses that users have registered."""
     kind: type = find_agent(agent).config
-    settings = tuple(loss.settings for loss in LOSSES.values() if loss.settings) if issubclass(kind, PairLoss) else ()
+    parts = dict.fromkeys(loss.settings for loss in LOSSES.values() if loss.settings)
+    inherited = {base for part in parts for base in part.__mro__[1:]}
+    settings = tuple(part for part in parts if part not in inherited) if issubclass(kind, PairLoss) else ()
     return _add_settings(kind, settings)
 
 
@@ -118,9 +225,12 @@ def _add_settings(kind: type, settings: tuple[type, ...]) -> type[Run]:
     return dataclass(frozen=True)(type(kind.__name__, (*settings, kind), attributes))
 
 
+@name_settings()
 def make_config(agent: str, **settings: Any) -> Run:
-    """Return the default config of an agent, with some settings changed."""
-    return config_class(agent)(**settings)
+    """Return the default config of an agent, with some settings changed, given by their names or aliases."""
+    kind, where = config_class(agent), "isqn.make_config"
+    with name_as_given(kind, settings):
+        return config_from_mapping({"agent": agent, **resolve_aliases(settings, kind, where)}, where)
 
 
 def owners(setting: str) -> list[str]:

@@ -17,7 +17,7 @@ from isqn.agents import normalisation
 from isqn.agents.base import Agent, AgentState, copy_params, initialise_heads, sync
 from isqn.agents.dqn import make_epsilon_greedy, make_pair_losses
 from isqn.agents.registry import register_agent
-from isqn.config.fields import POSITIVE, PROBABILITY
+from isqn.config.fields import POSITIVE, PROBABILITY, alias
 from isqn.config.parts import EpsilonGreedy, Normalisation, ScaledTorso
 from isqn.config.run import LearningRate, NativeLoop, TargetUpdatePeriod
 from isqn.keys import device_key
@@ -40,7 +40,7 @@ class StreamQConfig(Normalisation, ScaledTorso, EpsilonGreedy, NativeLoop):
     layer_norm: bool = True
     normalise_observations: bool = True
     normalise_rewards: bool = True
-    trace_decay: Annotated[float, PROBABILITY] = 0.8
+    trace_decay: Annotated[float, PROBABILITY, alias("lambda")] = 0.8
     """Trace decay (lambda), in [0, 1]. Traces are reset after an episode and after an exploring action."""
     obgd_kappa: Annotated[float, POSITIVE] = 2.0
     """Safety factor of ObGD (kappa): larger values make smaller steps."""

@@ -60,6 +60,8 @@ def main(argv: list[str] | None = None) -> int:
     try:
         global_flags, words = parse_global_flags(argv)
         command, *rest = words or [""]
+        if not command:
+            raise UsageError(f"The command is empty; choose one of {', '.join(COMMANDS)}.")
         if command not in COMMANDS:
             raise UsageError(f"`isqn {command}` is not known; {nearest(command, COMMANDS)}")
         if "" in global_flags.imports:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, is_dataclass
@@ -13,7 +14,7 @@ import tyro
 from tyro import _errors as tyro_errors  # structured parse errors; private in tyro 1.0, hence its upper bound
 
 from isqn.agents.registry import foreign_setting
-from isqn.config.fields import MAX_INTEGER, flag, nearest
+from isqn.config.fields import MAX_INTEGER, flag, nearest, whole_number_rule
 from isqn.types import UserError
 
 Options = TypeVar("Options")
@@ -137,13 +138,21 @@ def _describe_bad_value(argument: Any, message: str, args: list[str]) -> str:
     hint = argument.field.type_stripped
     kinds = (hint, *get_args(hint))
     for value in re.findall(r"'([^']*)'", message):
-        for kind, words in ((int, "a whole number"), (float, "a number")):
+        for kind, rule in ((int, _whole_number_rule(value)), (float, "must be a number")):
             if kind in kinds:
                 try:
                     kind(value)
                 except ValueError:
-                    return f"{_flag_of(argument, args)} is {value!r}; it must be {words}."
+                    return f"{_flag_of(argument, args)} is {value!r}; it {rule}."
     return f"{_flag_of(argument, args)} cannot be read: {message.rstrip('.')}."
+
+
+def _whole_number_rule(value: str) -> str:
+    try:
+        number = float(value)
+    except ValueError:
+        number = math.nan
+    return whole_number_rule(number) if number.is_integer() else "must be a whole number"
 
 
 def _describe_missing(argument: Any, prog: str, args: list[str]) -> str:

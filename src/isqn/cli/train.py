@@ -14,7 +14,7 @@ import tyro
 from isqn.agents.registry import agent_names, config_class, find_agent, make_config, read_config_file
 from isqn.cli.parse import HELP_ENDING, UsageError, arg, parse, parse_some
 from isqn.cli.tables import table
-from isqn.config.fields import field_names, nearest, require_effect
+from isqn.config.fields import field_names, name_as_given, nearest, require_effect
 from isqn.config.run import Run
 from isqn.imports import import_all, module_of
 from isqn.losses import LOSSES
@@ -66,9 +66,10 @@ def run(args: Sequence[str]) -> int:
             raise UsageError(f"`isqn train {agent}` is not known; {loss or nearest(agent, agent_names())}")
     base, source = _base_config(args, agent)
     prog = f"isqn train {base.agent}"
-    options = parse(Train[config_class(base.agent)], args, prog, Train(base), base.agent)  # type: ignore[misc]
-    config: Run = options.config
-    require_effect(config, base)
+    with name_as_given(type(base), args):
+        options = parse(Train[config_class(base.agent)], args, prog, Train(base), base.agent)  # type: ignore[misc]
+        config: Run = options.config
+        require_effect(config, base)
     if options.show_diff:
         return _show_diff(config, options.show_diff)
     from isqn.train import run as runs

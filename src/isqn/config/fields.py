@@ -12,7 +12,9 @@ import difflib
 import inspect
 import itertools
 import math
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ContextDecorator, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -96,6 +98,29 @@ def flag(field: str) -> str:
     return "--" + field.replace("_", "-")
 
 
+@contextmanager
+def rename_flags(rename: Callable[[str], str]) -> Iterator[None]:
+    """Rename the flags in the message of an error; the commands in it, which are in backticks, stay as they are."""
+    try:
+        yield
+    except UserError as error:
+        error.args = (re.sub(r"`[^`]*`|--[a-z][\w-]*", lambda m: m[0] if m[0][0] == "`" else rename(m[0]), str(error)),)
+        raise
+
+
+def name_as_given(kind: type, names: Iterable[str]) -> AbstractContextManager[None]:
+    """Let errors name settings by the alias that is among `names`: `--k` for `--num-bellman-iterations`."""
+    flags = set(map(flag, (name.partition("=")[0].removeprefix("--") for name in names)))
+    given = {flag(setting): alias for alias, setting in alias_flags(kind).items() if alias in flags}
+    return rename_flags(lambda name: given.get(name, name))
+
+
+def name_settings() -> ContextDecorator:
+    """Return a decorator that lets errors name settings as in Python: `learning_rate` for `--learning-rate`."""
+    of_commands = ("--debug", "--import")
+    return rename_flags(lambda given: given if given in of_commands else given[2:].replace("-", "_"))
+
+
 # -- reading the rules
 
 
@@ -138,11 +163,19 @@ def docs(kind: type) -> dict[str, str]:
     return {name: all_docs.get(name, "") for name in field_names(kind)}
 
 
-def _docs_of_class(part: type) -> dict[str, str]:
+def has_source(part: type) -> bool:
+    """Return whether the docstrings of a class can be read: not in a prompt, or if it was made by `config_class`."""
     try:
-        (tree,) = ast.parse(inspect.cleandoc(inspect.getsource(part))).body
-    except (OSError, TypeError):  # a class made by `isqn.agents.registry.config_class` has no source
+        inspect.getsource(part)
+    except (OSError, TypeError):
+        return False
+    return True
+
+
+def _docs_of_class(part: type) -> dict[str, str]:
+    if not has_source(part):
         return {}
+    (tree,) = ast.parse(inspect.cleandoc(inspect.getsource(part))).body
     assert isinstance(tree, ast.ClassDef)
     return {
         field.target.id: inspect.cleandoc(text.value.value)
@@ -197,11 +230,18 @@ def _checked(name: str, value: Any, hint: Any) -> Any:
         if not (abs(value) <= MAX_FLOAT or is_never):
             raise UserError(f"{flag(name)} is {value}; it must be a finite number of 32 bits.")
         return float(value)
+    if hint is int and isinstance(value, float) and value.is_integer():
+        raise refuse(whole_number_rule(value))
     if hint in (int, bool, str) and type(value) is not hint:
         raise refuse(f"must be of type {hint.__name__}")
     if hint is int and value > MAX_INTEGER and name != "seed":  # its limit depends on --num-seeds
         raise UserError(f"{flag(name)} is {value}; it must be at most {MAX_INTEGER}.")
     return value
+
+
+def whole_number_rule(value: float) -> str:
+    """Return the rule for an integer that is written as a float: 1e6 for 1_000_000."""
+    return f"must be a whole number, written as {int(value):_}"
 
 
 def has_effect(name: str, config: Any) -> bool:
@@ -219,11 +259,19 @@ def require_effect(config: Any, base: Any) -> None:
 # -- unknown names
 
 
-def nearest(name: str, known: Iterable[str], otherwise: str = "") -> str:
+def nearest(name: Any, known: Iterable[str], otherwise: str = "") -> str:
     """Return the end of an error message about an unknown name: the nearest known name, or all of them."""
     known = list(known)
-    near = difflib.get_close_matches(name, known, 1)
-    return f"did you mean {near[0]}?" if near else otherwise or f"choose one of {', '.join(known)}."
+    near = _nearest_name(name, known)
+    return f"did you mean {near}?" if near else otherwise or f"choose one of {', '.join(known)}."
+
+
+def _nearest_name(name: Any, known: Iterable[str]) -> str:
+    """Return the most similar name, such as one with a letter changed; "" if none is near."""
+    name, suffix = str(name), Path(str(name)).suffix  # what all names share must not make them similar
+    plain = {one.removeprefix("--").removesuffix(suffix): one for one in known}
+    near = difflib.get_close_matches(name.removeprefix("--").removesuffix(suffix), plain, 1, cutoff=0.65)
+    return plain[near[0]] if near else ""
 
 
 def nearest_setting(name: str, kind: type, known: Iterable[str], otherwise: str) -> str:
@@ -234,10 +282,28 @@ def nearest_setting(name: str, kind: type, known: Iterable[str], otherwise: str)
 
 def aliased_setting(name: str, kind: type) -> str:
     """Return the setting that has an alias: `num_bellman_iterations` for `k`; "" if none has."""
-    for setting, rules in _annotations(kind).items():
-        if any(flag(name) in (getattr(rule, "aliases", None) or ()) for rule in rules):
-            return setting
-    return ""
+    return alias_flags(kind).get(flag(name), "")
+
+
+def alias_flags(kind: type) -> dict[str, str]:
+    """Return every alias with its setting: `--k` -> `num_bellman_iterations`."""
+    return {
+        name: setting
+        for setting, rules in _annotations(kind).items()
+        for rule in rules
+        for name in getattr(rule, "aliases", None) or ()
+    }
+
+
+def resolve_aliases(settings: dict[str, Any], kind: type, where: str) -> dict[str, Any]:
+    """Return settings under their own names; refuse a setting that is given by two names."""
+    names: dict[str, str] = {}  # setting -> the name that was given
+    for name in settings:
+        setting = aliased_setting(name, kind) or name
+        if setting in names:
+            raise UserError(f"{where} sets {names[setting]!r} and {name!r}, which are the same setting; give one.")
+        names[setting] = name
+    return {setting: settings[name] for setting, name in names.items()}
 
 
 def nearest_path(path: Path) -> str:
@@ -245,6 +311,6 @@ def nearest_path(path: Path) -> str:
     for part in reversed((path, *path.parents)):
         if not part.exists():
             siblings = [p.name for p in part.parent.iterdir()] if part.parent.is_dir() else []
-            near = difflib.get_close_matches(part.name, siblings, 1)
-            return f"; did you mean {part.parent / near[0]}?" if near else ""
+            near = _nearest_name(part.name, siblings)
+            return f"; did you mean {part.parent / near}?" if near else ""
     return ""

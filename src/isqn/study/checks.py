@@ -40,6 +40,7 @@ FIELD_OF_SETTING = {  # settings that a study has a field for
     "experiment": "name",
 }
 SCORES = ("random_score", "reference_score")
+SCALES = ("own", "mini", "paper")
 LENGTHS = (("total_timesteps", "epoch_steps"), ("num_updates", "epoch_updates"))
 
 
@@ -60,8 +61,10 @@ def list_settings(agent: str) -> set[str]:
 def check_tables(study: Study) -> None:
     """Check the fields of a study, and that its tables set what a run of its agent has."""
     where = f"study {study.name}"
-    for name in ("name", "scale"):
-        require_folder_name(getattr(study, name), f"{where}: {name}")
+    require_folder_name(study.name, f"{where}: name")
+    if "/" in study.name or study.name.startswith("."):
+        raise UserError(f"{where}: name is {study.name!r}; it must be a name, not a path.")
+    require_one_of(SCALES, study.scale, f"{where}: scale", "a scale", f"choose one of {', '.join(SCALES)}.")
     require_one_of(agent_names(), study.agent, f"{where}: agent", "an agent")
     for name in ("seeds", "tasks", "methods"):
         if not getattr(study, name):
@@ -188,15 +191,15 @@ def _check_tasks_agree(study: Study, where: str) -> None:
 
 def _check_lengths(study: Study, where: str) -> None:
     """Refuse runs that cannot be compared epoch by epoch."""
-    settings = next(names for names in LENGTHS if names[0] in setting_names(study.agent))
+    settings = next((names for names in LENGTHS if names[0] in setting_names(study.agent)), ())
     for one, other in itertools.pairwise(study.cells):
         for name in ("num_epochs", *(settings if one.task == other.task else ())):
             length, other_length = getattr(one.config, name), getattr(other.config, name)
             if length != other_length:
+                cure = f"set their {' and '.join(settings)} alike" if settings else "let them be equally long"
                 raise UserError(
                     f"{where}: {one.name_with_panel} on {one.task} has {name} {length} and "
-                    f"{other.name_with_panel} on {other.task} {other_length}; set their "
-                    f"{' and '.join(settings)} alike."
+                    f"{other.name_with_panel} on {other.task} {other_length}; {cure}."
                 )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,27 @@ def epoch_line(config: Any, epochs: list[Epoch], progress: Progress) -> str:
     result = f": return {returns} ({episodes})" if any(epoch.returns for epoch in epochs) else ""
     time_left = progress.time_left(epochs[0].step)
     return f"epoch {number}/{total}{result}, {memory_mb():,.0f} MB" + (f", {time_left}" if time_left else "")
+
+
+def remarks(config: Any) -> Iterator[str]:
+    """Yield remarks about settings that are allowed, but are probably mistakes."""
+    settings, total, period = field_names(type(config)), config.length, config.update_period
+    if total // period <= config.learning_starts // period:
+        first = (config.learning_starts // period + 1) * period
+        names = f"{flag('learning_starts')}, {flag('update_period')}" if period > 1 else flag("learning_starts")
+        yield f"nothing is learned in {total:,} steps: the first gradient step is after step {first:,} ({names})"
+    if {"batch_size", "buffer_size"} <= set(settings) and config.batch_size > (rows := min(config.buffer_size, total)):
+        yield (
+            f"a batch repeats transitions: it has {config.batch_size:,} ({flag('batch_size')}), and the replay buffer "
+            f"never holds more than {rows:,}"
+        )
+    decay = config.learning_rate_decay_steps if "learning_rate_decay_steps" in settings else 0
+    if decay and decay != total:
+        part = f"is at its end after {decay:,} of {total:,} steps" if decay < total else f"decays over {decay:,} steps"
+        yield f"the learning rate {part} ({flag('learning_rate_decay_steps')})"
+    if "num_atoms" in settings and config.num_atoms > 1 and not config.normalise_rewards:
+        bound = f"({flag('value_bound')}, or {flag('normalise_rewards')})"
+        yield f"returns beyond +-{config.value_bound:g} are cut {bound}"
 
 
 def require_memory(size: int, needs: str, advice: str) -> None:

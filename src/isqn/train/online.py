@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -148,8 +148,6 @@ def _train_on_host(config: Any, run_dir: Path, env: Environment, control: Contro
     if env.spec.protocol in atari.PROTOCOLS:
         progress.say(atari.PROTOCOLS[env.spec.protocol].describe())
     progress.say(_memory_line(config, env.spec))
-    for warning in _warnings(config):
-        progress.say(warning)
     agent, make_replay = make_agent(config, env.spec), replay_factory(config, env.spec)
     finish = begin_summaries(config, [run_dir], env.spec)
     functions = compile_agent(agent)
@@ -184,20 +182,6 @@ def _memory_line(config: Any, spec: EnvSpec) -> str:
     size = agent_bytes(config, spec)
     replay = f"{memory} for the probes" if config.analysis else "there is no replay"
     return f"{size / 1e6:.3g} MB for network, traces and moments; {replay}."
-
-
-def _warnings(config: Any) -> Iterator[str]:
-    """Yield warnings about settings that are allowed, but are probably mistakes."""
-    if config.learning_starts >= config.total_timesteps:
-        yield f"nothing is learned before step {config.learning_starts:,} ({flag('learning_starts')})"
-    settings, total = field_names(type(config)), config.total_timesteps
-    decay = config.learning_rate_decay_steps if "learning_rate_decay_steps" in settings else 0
-    if decay and decay != total:
-        part = f"is at its end after {decay:,} of {total:,} steps" if decay < total else f"decays over {decay:,} steps"
-        yield f"the learning rate {part} ({flag('learning_rate_decay_steps')})"
-    if "num_atoms" in settings and config.num_atoms > 1 and not config.normalise_rewards:
-        bound = f"({flag('value_bound')}, or {flag('normalise_rewards')})"
-        yield f"returns beyond +-{config.value_bound:g} are cut {bound}"
 
 
 def _shorter_preset(config: Any, agent: Agent) -> str:

@@ -18,7 +18,7 @@ from isqn.data.files import DamagedFile
 from isqn.data.replay import Memory
 from isqn.envs.adapter import Environment
 from isqn.train import checkpoint, parallel, record
-from isqn.train.announce import advise_lower, relative_paths, require_memory
+from isqn.train.announce import advise_lower, relative_paths, remarks, require_memory
 from isqn.train.control import Control
 from isqn.train.functions import agent_bytes
 from isqn.train.progress import Progress
@@ -63,7 +63,21 @@ class Loop(Protocol):
 
 def loop_of(config: Run) -> Loop:
     """Return the module that trains the agent of a config."""
-    return cast(Loop, import_module(find_agent(config.agent).loop))
+    kind = find_agent(config.agent)
+    names = [*Loop.__annotations__, *(name for name in vars(Loop) if not name.startswith("_"))]
+    try:
+        module = import_module(kind.loop)
+    except (ImportError, ValueError) as error:
+        raise UserError(
+            f"register_agent: the agent {kind.name!r} has the loop {kind.loop!r}, which cannot be imported ({error}); "
+            f"it must be a module with {', '.join(names)}."
+        ) from error
+    if missing := [name for name in names if not hasattr(module, name)]:
+        raise UserError(
+            f"register_agent: the agent {kind.name!r} has the loop {kind.loop!r}, which lacks {', '.join(missing)}; "
+            "isqn.train.run.Loop says what a loop must offer."
+        )
+    return cast(Loop, module)
 
 
 def specification(config: Run) -> EnvSpec:
@@ -176,6 +190,8 @@ def train(config: Any, folders: list[Path], *, quiet: bool = False, env: Environ
     progress = Progress(config.length, enabled=not quiet)
     if not checkpoint.steps(folders[0]) and record.results_table(folders[0]).exists():
         progress.say(f"there is no checkpoint in {folders[0]}: the run begins again at step 0")
+    for remark in remarks(config):
+        progress.say(remark)
     with stop_on_signals() as should_stop, _name_memory_errors(config):
         loop_of(config).train(config, folders, env, Control(progress, should_stop))
 
