@@ -517,7 +517,7 @@ def test_losses_may_share_settings_but_not_the_name_of_a_setting():
             "no.such.module",
             "which cannot be imported (No module named 'no'); it must be a module with IS_DISTR",
         ),
-        ("isqn.keys", "which lacks IS_DISTRIBUTED, WORK, specification, require_possible, train, flops, "),
+        ("isqn.keys", "which lacks IS_DISTRIBUTED, WORK, specification, trains_seeds_together, "),
     ],
 )
 def test_a_module_that_is_no_loop_is_refused_with_what_a_loop_offers(loop, sentence):
