@@ -134,7 +134,7 @@ def test_probes_during_training(tmp_path):
         ("train dqn --munchausen-weight 0.5", "it needs --loss munchausen."),
         (
             "train sac --scheme target-based --k 9",
-            "--num-bellman-iterations has no effect in this run: it needs a",
+            "--k has no effect in this run: it needs a",
         ),
         ("train sac --scheme target-free --tau 0.1", "it needs another --scheme than target-free."),
         ("train dqn --target-sync-period 5", "it needs --scheme iterated-target-based and --k above 1."),
