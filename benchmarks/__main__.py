@@ -49,10 +49,9 @@ from isqn.losses import make_loss
 from isqn.presets import preset_config
 from isqn.train import checkpoint, compiled, host, offline, online, record, run
 from isqn.train.compiled import make_loop
-from isqn.train.control import Control
 from isqn.train.functions import compile_agent, zero_totals
 from isqn.train.play import play
-from isqn.train.progress import Progress
+from isqn.train.progress import Control, Progress
 from isqn.types import EnvSpec, Transition, Values
 
 ONES = (1.0,) * 38

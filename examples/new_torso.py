@@ -14,15 +14,15 @@ from isqn.types import Array
 class Fourier(nn.Module):
     """Rahimi & Recht 2007, with frequencies that are trained from their random initial values."""
 
-    style: TorsoSettings  # settings of the layers: normalisation, width, precision
+    settings: TorsoSettings  # settings of the layers: normalisation, width, precision
 
     @nn.compact
     def __call__(self, x: Array, train: bool) -> Array:
-        x = Input(self.style)(x, train)
-        waves = nn.Dense(64, dtype=self.style.dtype, kernel_init=nn.initializers.normal(1.0))(x)
+        x = Input(self.settings)(x, train)
+        waves = nn.Dense(64, dtype=self.settings.dtype, kernel_init=nn.initializers.normal(1.0))(x)
         x = jnp.concatenate([jnp.sin(waves), jnp.cos(waves)], axis=-1)
-        x = nn.Dense(self.style.features(128), dtype=self.style.dtype)(x)
-        return Activation(self.style)(x, train)  # the features that all heads share: (batch, features)
+        x = nn.Dense(self.settings.features(128), dtype=self.settings.dtype)(x)
+        return Activation(self.settings)(x, train)  # the features that all heads share: (batch, features)
 
 
 isqn.register_torso("fourier", Fourier)

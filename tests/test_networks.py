@@ -28,7 +28,7 @@ VECTOR = EnvSpec("CartPole-v1", "gymnasium", (4,), "float32", 2)
 
 def build(spec, num_heads, config):
     """Build the network of a config, with compiled functions."""
-    network = make_network(spec, num_heads, config.torso, config.style)
+    network = make_network(spec, num_heads, config.torso, config.torso_settings)
     return network._replace(init=jax.jit(network.init), apply=jax.jit(network.apply, static_argnums=3))
 
 
@@ -215,8 +215,8 @@ def test_bfloat16_networks_compute_in_bfloat16_with_float32_parameters_and_value
 
 def test_auto_chooses_the_torso_by_the_observation():
     for stream, large in ((False, "nature"), (True, "stream")):
-        style = TorsoSettings(is_streaming=stream)
-        assert [torso_name("auto", spec, style) for spec in (ATARI, MINATAR, VECTOR)] == [large, "minatar", "mlp"]
+        settings = TorsoSettings(is_streaming=stream)
+        assert [torso_name("auto", spec, settings) for spec in (ATARI, MINATAR, VECTOR)] == [large, "minatar", "mlp"]
 
 
 def image_spec(height: int, width: int) -> EnvSpec:
@@ -323,8 +323,8 @@ def test_parameter_free_layer_norm_equals_its_definition(axes, over, epsilon):
 
 
 def test_streaming_activations_are_leaky_relus():
-    style = TorsoSettings(is_streaming=True, layer_norm=False)
-    out = Activation(style).apply({}, jnp.array([[-2.0, 3.0]]), False)
+    settings = TorsoSettings(is_streaming=True, layer_norm=False)
+    out = Activation(settings).apply({}, jnp.array([[-2.0, 3.0]]), False)
     np.testing.assert_allclose(out, [[-0.02, 3.0]])
 
 

@@ -224,7 +224,7 @@ HEADS = re.compile(r"FC (\S+(?: n_\w+)?) \[(.*?)\]")
 
 def network_of(preset: str, num_heads: int = 1) -> Network:
     config = preset_config(preset)
-    return make_network(ATARI, num_heads, config.torso, config.style)
+    return make_network(ATARI, num_heads, config.torso, config.torso_settings)
 
 
 def layers(preset: str) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
@@ -241,8 +241,8 @@ def simba_with_relu(cell: str, preset: str) -> None:
     """No output of an activation is below zero, and some are zero."""
     assert cell == "ReLU"
     config = preset_config(preset)
-    style = config.style | {"width": 8, "blocks": config.critic_blocks}
-    network = make_critic(CONTROLLED, 1, config.torso, style, num_atoms=config.num_atoms, num_critics=1)
+    settings = config.torso_settings | {"width": 8, "blocks": config.critic_blocks}
+    network = make_critic(CONTROLLED, 1, config.torso, settings, num_atoms=config.num_atoms, num_critics=1)
     params, statistics = network.init(jax.random.key(0))
     units, _ = network.activations(params, statistics, jax.random.normal(jax.random.key(1), (64, 5)))
     assert [layer.shape for layer in units] == [(64, 32), (64, 32)]

@@ -30,7 +30,7 @@ def test_dormant_share():
 
 
 def test_all_units_of_a_zero_network_are_dormant():
-    network = make_network(SMALL, 1, "auto", DqnConfig(hidden_sizes=(6, 5)).style)
+    network = make_network(SMALL, 1, "auto", DqnConfig(hidden_sizes=(6, 5)).torso_settings)
     params, statistics = network.init(jax.random.key(0))
     zeros = jax.tree.map(jnp.zeros_like, params)
     units, _ = network.activations(zeros, statistics, jnp.ones((4, 3)))

@@ -41,8 +41,8 @@ def make_agent(config, spec):
 
 def policy_network(config, spec=TASK):
     """Build the policy of a config, without BatchNorm, for tests that follow an update by hand."""
-    style = {"width": config.policy_width, "blocks": config.policy_blocks, "batch_norm": False}
-    return make_policy(spec, config.torso, config.style | style)
+    settings = {"width": config.policy_width, "blocks": config.policy_blocks, "batch_norm": False}
+    return make_policy(spec, config.torso, config.torso_settings | settings)
 
 
 def random_batch(size=8, seed=0, spec=TASK):

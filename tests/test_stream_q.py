@@ -68,7 +68,7 @@ def reference(config, steps, spec: EnvSpec = VECTOR):
     Each pair has a trace of its own over all parameters, and each gradient is a backward pass of its own.
     """
     k = config.num_bellman_iterations
-    network = make_network(spec, k + 1, config.torso, config.style)
+    network = make_network(spec, k + 1, config.torso, config.torso_settings)
     params = jax.device_get(make_agent(config, spec).init(0).params)
     traces = [jax.tree.map(np.zeros_like, params) for _ in range(k)]
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from isqn.lazy import jax, jnp
 from isqn.types import Array, Transition, UserError, Values
 
-PairLoss = Callable[[Values, Values, Transition], Array]
+LossFunction = Callable[[Values, Values, Transition], Array]
 
 
 def dqn(online: Values, target: Values, transition: Transition) -> Array:
@@ -122,7 +122,7 @@ LOSSES: dict[str, Loss] = {  # `isqn.register_loss` adds those of users
 }
 
 
-def make_loss(name: str, settings: object) -> PairLoss:
+def make_loss(name: str, settings: object) -> LossFunction:
     """Return the loss of that name, with its settings filled in."""
     if name not in LOSSES:
         raise UserError(f"--loss {name!r} is not known; choose one of {', '.join(LOSSES)}.")
@@ -132,8 +132,8 @@ def make_loss(name: str, settings: object) -> PairLoss:
         value = loss(online, target, transition)
         shape = getattr(value, "shape", () if isinstance(value, float | int) else None)
         if shape != ():
-            found = repr(value) if shape is None else f"an array of shape {shape}"
-            raise UserError(f"The loss {name!r} returns {found}; a loss returns one number for one sample.")
+            returned = repr(value) if shape is None else f"an array of shape {shape}"
+            raise UserError(f"The loss {name!r} returns {returned}; a loss returns one number for one sample.")
         return value
 
     return checked

@@ -33,6 +33,10 @@ class Choice(NamedTuple):
     explored: Array  # whether another action had a higher value
 
 
+# (params, statistics, copies, batch) -> mean loss of each pair, (metrics, new statistics)
+PairLosses = Callable[..., tuple[Array, Any]]
+
+
 class Agent(NamedTuple):
     """Pure functions over one state. A loop compiles them and calls each when it is due."""
 
@@ -43,15 +47,11 @@ class Agent(NamedTuple):
     update: Callable[[AgentState, Any], tuple[AgentState, Metrics]]  # state, batch
     refresh: Callable[[AgentState], AgentState]  # target update, every T steps
     sync: Callable[[AgentState], AgentState]  # every D steps (i-QN)
-    losses: Callable[..., tuple[Array, Any]]  # params, statistics, copies, batch -> loss of each pair, rest
+    losses: PairLosses
     activations: Callable[[AgentState, Any], tuple[list[Array], Array]]  # batch -> outputs of every ReLU, features
     network: Any  # `Network`, or the `ValueNetwork` of a language agent
     refreshes: bool  # whether the loop has to call `refresh`
-    acting_parts: tuple[str, ...] = (
-        "params",
-        "statistics",
-        "meta",
-    )  # parts of the state, with the seed, that `act` reads
+    acting_parts: tuple[str, ...] = ("params", "statistics", "meta")  # what `act` reads of the state, with the seed
     is_streaming: bool = False  # whether the agent learns from each step once, when it is taken
 
 
@@ -128,3 +128,37 @@ def make_adam(config: Any, eps_root: float = 0.0) -> optax.GradientTransformatio
         updates = config.learning_rate_decay_steps * config.updates_per_step
         rate = optax.linear_schedule(rate, config.learning_rate_end, updates)
     return optax.adam(rate, **config.adam, eps_root=eps_root)
+
+
+def descend(optimizer: optax.GradientTransformation, grads: Any, optimizer_state: Any, params: Any) -> tuple[Any, Any]:
+    """Take a step of an optimizer; return the new parameters and the new state of the optimizer."""
+    steps, optimizer_state = optimizer.update(grads, optimizer_state, params)
+    return optax.apply_updates(params, steps), optimizer_state
+
+
+def descend_on_losses(
+    optimizer: optax.GradientTransformation,
+    optimizer_state: Any,
+    losses: PairLosses,
+    weights: Array,
+    state: AgentState,
+    batch: Any,
+) -> tuple[Params, Any, tuple[Metrics, Params]]:
+    """Take a step on the weighted sum of the pair losses; return parameters, optimizer state and the rest."""
+
+    def weighted(params: Params) -> tuple[Array, tuple[Metrics, Params]]:
+        per_pair, rest = losses(params, state.statistics, state.copies, batch)
+        return per_pair @ weights, rest
+
+    grads, rest = jax.grad(weighted, has_aux=True)(state.params)
+    return *descend(optimizer, grads, optimizer_state, state.params), rest
+
+
+def make_refresh(scheme: schemes.TargetScheme, step_size: float) -> Callable[[AgentState], AgentState]:
+    """Return the target update of a scheme."""
+
+    def refresh(state: AgentState) -> AgentState:
+        params, copies = schemes.refresh(scheme, state.params, state.copies, step_size)
+        return state._replace(params=params, copies=copies)
+
+    return refresh

@@ -40,10 +40,6 @@ class CqlConfig(PairLoss, MetaGradient, BatchNorm, ScaledTorso, Adam, Batches, O
     """Evaluation loop. compiled: one program with an environment written in JAX. auto: compiled if possible."""
 
     @property
-    def costly_heads(self) -> int:
-        return 0  # more heads take hardly longer (paper, appendix B)
-
-    @property
     def label(self) -> str:
         if not LOSSES[self.loss].bootstraps:
             return self.algorithm

@@ -13,10 +13,13 @@ from isqn.agents.base import (
     Agent,
     AgentState,
     Choice,
+    PairLosses,
     copy_params,
+    descend_on_losses,
     identity_observe,
     initialise_heads,
     make_adam,
+    make_refresh,
     sync,
 )
 from isqn.agents.meta import init_meta, meta_update
@@ -26,14 +29,11 @@ from isqn.config.parts import Adam, BatchNorm, EpsilonGreedy, MetaGradient, Pair
 from isqn.config.run import NativeLoop
 from isqn.keys import device_key
 from isqn.lazy import jax, jnp, optax
-from isqn.losses import PairLoss as Loss
-from isqn.losses import make_loss
+from isqn.losses import LossFunction, make_loss
 from isqn.types import Array, EnvSpec, Metrics, Params, Transition, Values
 
 if TYPE_CHECKING:
     from isqn.networks import Network
-
-Losses = Callable[..., tuple[Array, tuple[Metrics, Params]]]  # of parameters, statistics, copies and a batch
 
 
 @dataclass(frozen=True)
@@ -48,10 +48,6 @@ class DqnConfig(PairLoss, MetaGradient, BatchNorm, ScaledTorso, Adam, Replay, Ep
     """Clip rewards to [-c, c] for learning; None: no clipping. Reported returns are never clipped."""
     compress_replay: Literal["auto", "yes", "no"] = "auto"
     """Compress frames in the replay buffer, without loss. auto: for images in the host loop."""
-
-    @property
-    def costly_heads(self) -> int:
-        return 0  # more heads take hardly longer (paper, appendix B)
 
     @property
     def label(self) -> str:
@@ -71,7 +67,7 @@ def make(config: Any, spec: EnvSpec) -> Agent:
     from isqn.networks import make_network
 
     scheme = config.target_scheme
-    network = make_network(spec, scheme.num_heads, config.torso, config.style)
+    network = make_network(spec, scheme.num_heads, config.torso, config.torso_settings)
     losses = make_pair_losses(scheme, network, make_loss(config.loss, config), joint=config.uses_batch_norm)
     optimizer = make_optimizer(config)
     learns_weights = config.meta_gradient != "none"
@@ -88,10 +84,6 @@ def make(config: Any, spec: EnvSpec) -> Agent:
             meta=init_meta(scheme.num_pairs, config.meta_learning_rate) if learns_weights else (),
         )
 
-    def refresh(state: AgentState) -> AgentState:
-        params, copies = schemes.refresh(scheme, state.params, state.copies, config.target_step_size)
-        return state._replace(params=params, copies=copies)
-
     def activations(state: AgentState, batch: Transition) -> tuple[list[Array], Array]:
         return network.activations(state.params, state.statistics, batch.obs)
 
@@ -100,7 +92,7 @@ def make(config: Any, spec: EnvSpec) -> Agent:
         observe=identity_observe,
         act=make_epsilon_greedy(scheme, network, spec, config.acting_rule),
         update=make_update(config, losses),
-        refresh=refresh,
+        refresh=make_refresh(scheme, config.target_step_size),
         sync=sync,
         losses=losses,
         activations=activations,
@@ -116,7 +108,7 @@ def make_optimizer(config: Any) -> optax.GradientTransformation:
     return make_adam(config, eps_root=1e-9 if config.meta_gradient == "adam" else 0.0)
 
 
-def make_update(config: Any, losses: Losses) -> Callable[[AgentState, Transition], tuple[AgentState, Metrics]]:
+def make_update(config: Any, losses: PairLosses) -> Callable[[AgentState, Transition], tuple[AgentState, Metrics]]:
     """Return the gradient step on the weighted sum of the pair losses; a meta-gradient may learn the weights."""
     optimizer, weights = make_optimizer(config), jnp.asarray(config.pair_weights)
 
@@ -124,19 +116,17 @@ def make_update(config: Any, losses: Losses) -> Callable[[AgentState, Transition
         if config.meta_gradient != "none":
             return meta_update(state, batch, losses, optimizer, config.meta_learning_rate)
 
-        def weighted(params: Params) -> tuple[Array, tuple[Metrics, Params]]:
-            per_pair, rest = losses(params, state.statistics, state.copies, batch)
-            return per_pair @ weights, rest
-
-        grads, (metrics, statistics) = jax.grad(weighted, has_aux=True)(state.params)
-        steps, optimizer_state = optimizer.update(grads, state.optimizer, state.params)
-        params = optax.apply_updates(state.params, steps)
+        params, optimizer_state, (metrics, statistics) = descend_on_losses(
+            optimizer, state.optimizer, losses, weights, state, batch
+        )
         return state._replace(params=params, statistics=statistics, optimizer=optimizer_state), metrics
 
     return update
 
 
-def make_pair_losses(scheme: schemes.TargetScheme, network: Network, pair_loss: Loss, *, joint: bool) -> Losses:
+def make_pair_losses(
+    scheme: schemes.TargetScheme, network: Network, pair_loss: LossFunction, *, joint: bool
+) -> PairLosses:
     """Return a function of parameters, statistics, copies and a batch that returns the mean loss of each pair."""
 
     def pair_losses(

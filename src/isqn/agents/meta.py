@@ -7,9 +7,9 @@ pair losses at theta', on the same batch. Its gradient with respect to the weigh
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from isqn.agents.base import PairLosses, descend, descend_on_losses
 from isqn.lazy import jax, jnp, optax
 from isqn.types import Array, Metrics, Transition
 
@@ -34,28 +34,21 @@ def init_meta(num_pairs: int, learning_rate: float) -> MetaState:
 def meta_update(
     state: Any,
     batch: Transition,
-    pair_losses: Callable[..., Any],
+    pair_losses: PairLosses,
     optimizer: optax.GradientTransformation,
     learning_rate: float,
 ) -> tuple[Any, Metrics]:
     """Update the network by the weighted losses, then the weights by a gradient through that update."""
 
-    def take_step(weights: Array) -> tuple[Any, Any, Any]:
-        def inner(params: Any) -> tuple[Array, Any]:
-            losses, rest = pair_losses(params, state.statistics, state.copies, batch)
-            return losses @ weights, rest
-
-        grads, rest = jax.grad(inner, has_aux=True)(state.params)
-        steps, optimizer_state = optimizer.update(grads, state.optimizer, state.params)
-        return optax.apply_updates(state.params, steps), optimizer_state, rest
-
     def outer(logits: Array) -> tuple[Array, Any]:
-        params, optimizer_state, rest = take_step(pair_weights(logits))
+        params, optimizer_state, rest = descend_on_losses(
+            optimizer, state.optimizer, pair_losses, pair_weights(logits), state, batch
+        )
         losses, _ = pair_losses(params, state.statistics, state.copies, batch)
         return losses.sum(), (params, optimizer_state, rest)
 
     grad, (params, optimizer_state, (metrics, statistics)) = jax.grad(outer, has_aux=True)(state.meta.logits)
-    step, meta_optimizer = optax.adam(learning_rate).update(grad, state.meta.optimizer)
+    logits, meta_optimizer = descend(optax.adam(learning_rate), grad, state.meta.optimizer, state.meta.logits)
     metrics = metrics | {"pair_weight": pair_weights(state.meta.logits)}
-    meta = MetaState(optax.apply_updates(state.meta.logits, step), meta_optimizer)
+    meta = MetaState(logits, meta_optimizer)
     return state._replace(params=params, optimizer=optimizer_state, statistics=statistics, meta=meta), metrics

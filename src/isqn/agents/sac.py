@@ -13,32 +13,36 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 
-from isqn import losses, schemes
+from isqn import losses
 from isqn.agents import normalisation
 from isqn.agents.base import (
     Agent,
     AgentState,
     Choice,
+    PairLosses,
     copy_params,
+    descend,
+    descend_on_losses,
     first_pair,
     initialise_heads,
     make_adam,
+    make_refresh,
     refresh_if_due,
     sync,
 )
-from isqn.agents.dqn import Losses, evaluate_pairs
+from isqn.agents.dqn import evaluate_pairs
 from isqn.agents.registry import register_agent
 from isqn.config.fields import AT_LEAST_ONE, AT_LEAST_ZERO, POSITIVE, Needs, needs, require
 from isqn.config.parts import Adam, MovingHeads, Normalisation, PairWeights, Replay, Torso
 from isqn.config.run import Interaction, LearningRate, LearningStarts, TargetStepSize, TargetUpdatePeriod
 from isqn.keys import device_key
-from isqn.lazy import jax, jnp, optax
+from isqn.lazy import jax, jnp
 from isqn.types import Array, EnvSpec, Metrics, Params, Transition, UserError
 
 if TYPE_CHECKING:
     from isqn.networks import Network, Policy
 
-# From a state, a batch and a key to the state with the policy, or the critic, updated.
+# (state, batch, key) -> state with the policy, or the critic, updated; metrics
 PartialUpdate = Callable[[AgentState, Transition, Array], tuple[AgentState, Metrics]]
 
 BatchNormed = Needs(lambda config: config.uses_batch_norm, "--joint-batch-norm yes")
@@ -99,7 +103,7 @@ class SacConfig(MovingHeads, Normalisation, PairWeights, Torso, Adam, Replay, In
     update_order: Literal["policy-first", "critic-first"] = "policy-first"
     """Order within a gradient step. Not specified in the paper; SimbaV2: policy-first; slimSAC: critic-first."""
     project_frozen_heads: Annotated[bool, needs("scheme", "iterated-shared")] = True
-    """For SimbaV2: normalise the weights of frozen heads too at each gradient step. Not specified in the paper."""
+    """Also normalise the weights of frozen heads of SimbaV2 at each gradient step. Not specified in the paper."""
     entropy_temperature_start: Annotated[float, POSITIVE] = 1.0
     """Initial entropy temperature (alpha); it is learned."""
     target_entropy_per_action: float = -1.0
@@ -144,17 +148,12 @@ class SacConfig(MovingHeads, Normalisation, PairWeights, Torso, Adam, Replay, In
         return 1.0 * (step < self.learning_starts)
 
     @property
-    def style(self) -> dict[str, Any]:
-        return super().style | {
+    def torso_settings(self) -> dict[str, Any]:
+        return super().torso_settings | {
             "batch_norm_epsilon": self.batch_norm_epsilon,
             "batch_norm_kind": self.batch_norm_kind,
             "batch_norm_input": self.batch_norm_input,
         }
-
-
-class Networks(NamedTuple):
-    critic: Network
-    policy: Policy
 
 
 class Actor(NamedTuple):
@@ -175,9 +174,10 @@ class Optimizers(NamedTuple):
 
 
 def make(config: SacConfig, spec: EnvSpec) -> Agent:
-    scheme, networks, optimizer = config.target_scheme, make_networks(config, spec), make_adam(config)
-    critic, policy = networks
-    refreshed_scheme = scheme if config.refreshed_heads == "all" else first_pair(scheme)
+    scheme, optimizer = config.target_scheme, make_adam(config)
+    critic, policy = make_networks(config, spec)
+    refreshed = scheme if config.refreshed_heads == "all" else first_pair(scheme)
+    refresh = make_refresh(refreshed, config.target_step_size)
     pair_losses = make_pair_losses(config, critic)
 
     def init(seed: Array | int) -> AgentState:
@@ -213,16 +213,12 @@ def make(config: SacConfig, spec: EnvSpec) -> Agent:
         random_action = jax.random.uniform(uniform, (spec.num_actions,), minval=-1)
         return Choice(jnp.where(jax.random.uniform(explore) < epsilon, random_action, chosen), jnp.bool(False))
 
-    def refresh(state: AgentState) -> AgentState:
-        params, copies = schemes.refresh(refreshed_scheme, state.params, state.copies, config.target_step_size)
-        return state._replace(params=params, copies=copies)
-
     def activations(state: AgentState, batch: Transition) -> tuple[list[Array], Array]:
         x = jnp.concatenate([normalisation.normalise_observation(state.moments, batch.obs), batch.action], axis=-1)
         return critic.activations(state.params, state.statistics, x)
 
-    update_policy = make_policy_update(config, networks, config.target_entropy_per_action * spec.num_actions)
-    update_critic = make_critic_update(config, networks, pair_losses)
+    update_policy = make_policy_update(config, critic, policy, config.target_entropy_per_action * spec.num_actions)
+    update_critic = make_critic_update(config, critic, policy, pair_losses)
     return Agent(
         init=init,
         observe=observe,
@@ -238,17 +234,20 @@ def make(config: SacConfig, spec: EnvSpec) -> Agent:
     )
 
 
-def make_networks(config: SacConfig, spec: EnvSpec) -> Networks:
+def make_networks(config: SacConfig, spec: EnvSpec) -> tuple[Network, Policy]:
+    """Return the critic and the policy."""
     from isqn.networks import make_critic, make_policy
 
     if spec.is_image:
-        raise UserError(f"{spec.id} observes images {spec.frame_shape}; `isqn train sac` learns from vectors only.")
+        raise UserError(
+            f"{spec.id} observes images {spec.frame_shape}; `isqn train {config.agent}` learns from vectors only."
+        )
     num_heads, num_critics = config.target_scheme.num_heads, 2 if config.twin_q else 1
-    style = config.style | {"width": config.critic_width, "blocks": config.critic_blocks}
-    critic = make_critic(spec, num_heads, config.torso, style, num_atoms=config.num_atoms, num_critics=num_critics)
-    style = config.style | {"width": config.policy_width, "blocks": config.policy_blocks}
-    style["batch_norm"] = config.uses_batch_norm and config.batch_norm_policy
-    return Networks(critic, make_policy(spec, config.torso, style))
+    settings = config.torso_settings | {"width": config.critic_width, "blocks": config.critic_blocks}
+    critic = make_critic(spec, num_heads, config.torso, settings, num_atoms=config.num_atoms, num_critics=num_critics)
+    settings = config.torso_settings | {"width": config.policy_width, "blocks": config.policy_blocks}
+    settings["batch_norm"] = config.uses_batch_norm and config.batch_norm_policy
+    return critic, make_policy(spec, config.torso, settings)
 
 
 def apply_policy(policy: Policy, actor: Actor, obs: Array) -> tuple[Array, Array]:
@@ -264,7 +263,7 @@ def make_value(config: SacConfig) -> Callable[[Array], Array]:
     return lambda logits: jnp.matmul(jax.nn.softmax(logits), atoms, precision="highest")
 
 
-def make_pair_losses(config: SacConfig, critic: Network) -> Losses:
+def make_pair_losses(config: SacConfig, critic: Network) -> PairLosses:
     """Return the mean critic loss of each pair; `obs` and `next_obs` of the batch have the actions appended."""
     scheme, value = config.target_scheme, make_value(config)
     pair_loss = losses.bind_settings(losses.categorical if config.num_atoms > 1 else losses.soft_bellman, config)
@@ -287,10 +286,9 @@ def make_pair_losses(config: SacConfig, critic: Network) -> Losses:
     return pair_losses
 
 
-def make_policy_update(config: SacConfig, networks: Networks, target_entropy: float) -> PartialUpdate:
+def make_policy_update(config: SacConfig, critic: Network, policy: Policy, target_entropy: float) -> PartialUpdate:
     """Return the update of the policy by its value and its entropy, then of the temperature by the entropy."""
-    optimise, value = make_optimise(config), make_value(config)
-    critic, policy = networks
+    optimizer, value = make_adam(config), make_value(config)
     online, weights = np.array(config.target_scheme.online), jnp.asarray(config.actor_head_weights)
     uses_batch_statistics = config.policy_loss_statistics == "batch"
 
@@ -306,9 +304,11 @@ def make_policy_update(config: SacConfig, networks: Networks, target_entropy: fl
             return (temperature * log_probability - least @ weights).mean(), (-log_probability.mean(), statistics)
 
         grads, (entropy, statistics) = jax.grad(loss, has_aux=True)(actor.network)
-        network, policy_optimizer = optimise(state.optimizer.policy, grads, actor.network)
+        network, policy_optimizer = descend(optimizer, grads, state.optimizer.policy, actor.network)
         gradient = temperature * (entropy - target_entropy)
-        log_temperature, temperature_optimizer = optimise(state.optimizer.temperature, gradient, actor.log_temperature)
+        log_temperature, temperature_optimizer = descend(
+            optimizer, gradient, state.optimizer.temperature, actor.log_temperature
+        )
         state = state._replace(
             policy=Actor(policy.project(network), statistics, log_temperature),
             optimizer=state.optimizer._replace(policy=policy_optimizer, temperature=temperature_optimizer),
@@ -318,10 +318,9 @@ def make_policy_update(config: SacConfig, networks: Networks, target_entropy: fl
     return update_policy
 
 
-def make_critic_update(config: SacConfig, networks: Networks, pair_losses: Losses) -> PartialUpdate:
+def make_critic_update(config: SacConfig, critic: Network, policy: Policy, pair_losses: PairLosses) -> PartialUpdate:
     """Return the update of the critic by the weighted pair losses."""
-    optimise, weights = make_optimise(config), jnp.asarray(config.pair_weights)
-    critic, policy = networks
+    optimizer, weights = make_adam(config), jnp.asarray(config.pair_weights)
     scheme = config.target_scheme
     frozen = np.array(sorted(set(scheme.target) - set(scheme.online)), int)
 
@@ -334,12 +333,9 @@ def make_critic_update(config: SacConfig, networks: Networks, pair_losses: Losse
             next_obs=jnp.concatenate([batch.next_obs, next_action], axis=-1),
         )
 
-        def weighted(params: Params) -> tuple[Array, tuple[Metrics, Params]]:
-            per_pair, rest = pair_losses(params, state.statistics, state.copies, batch)
-            return per_pair @ weights, rest
-
-        grads, (metrics, statistics) = jax.grad(weighted, has_aux=True)(state.params)
-        params, critic_optimizer = optimise(state.optimizer.critic, grads, state.params)
+        params, critic_optimizer, (metrics, statistics) = descend_on_losses(
+            optimizer, state.optimizer.critic, pair_losses, weights, state, batch
+        )
         optimizers = state.optimizer._replace(critic=critic_optimizer)
         return state._replace(params=project(params), statistics=statistics, optimizer=optimizers), metrics
 
@@ -351,17 +347,6 @@ def make_critic_update(config: SacConfig, networks: Networks, pair_losses: Losse
         return {**projected, "heads": heads}
 
     return update_critic
-
-
-def make_optimise(config: SacConfig) -> Callable[[Any, Any, Any], tuple[Any, Any]]:
-    """Return an optimizer step, from optimizer state, gradients and parameters to new parameters and state."""
-    optimizer = make_adam(config)
-
-    def optimise(optimizer_state: Any, grads: Any, params: Any) -> tuple[Any, Any]:
-        steps, optimizer_state = optimizer.update(grads, optimizer_state, params)
-        return optax.apply_updates(params, steps), optimizer_state
-
-    return optimise
 
 
 def make_update(

@@ -14,7 +14,7 @@ import numpy as np
 
 from isqn import losses, schemes
 from isqn.agents import normalisation
-from isqn.agents.base import Agent, AgentState, copy_params, initialise_heads, sync
+from isqn.agents.base import Agent, AgentState, copy_params, initialise_heads, make_refresh, sync
 from isqn.agents.dqn import make_epsilon_greedy, make_pair_losses
 from isqn.agents.registry import register_agent
 from isqn.config.fields import POSITIVE, PROBABILITY, alias
@@ -59,9 +59,9 @@ class StreamQConfig(Normalisation, ScaledTorso, EpsilonGreedy, NativeLoop):
     loss = "dqn"
 
     @property
-    def style(self) -> dict[str, Any]:
+    def torso_settings(self) -> dict[str, Any]:
         streaming = {"is_streaming": True, "layer_norm_axes": self.layer_norm_axes, "sparsity": self.initial_sparsity}
-        return super().style | streaming
+        return super().torso_settings | streaming
 
     @property
     def held_out_size(self) -> int:  # type: ignore[override]
@@ -93,7 +93,8 @@ def make(config: StreamQConfig, spec: EnvSpec) -> Agent:
     from isqn.networks import make_network
 
     scheme, decay = config.target_scheme, config.discount * config.trace_decay
-    network = make_network(spec, scheme.num_heads, config.torso, config.style)
+    network = make_network(spec, scheme.num_heads, config.torso, config.torso_settings)
+    move_heads = make_refresh(scheme, config.target_step_size)
     online, target, copy = np.array(scheme.online), np.array(scheme.target), np.array(scheme.copy or 0)
 
     def init(seed: Array | int) -> AgentState:
@@ -149,13 +150,13 @@ def make(config: StreamQConfig, spec: EnvSpec) -> Agent:
 
     def refresh(state: AgentState) -> AgentState:
         """Move the heads, and with --shift-traces their traces."""
-        step_size = config.target_step_size
-        params, copies = schemes.refresh(scheme, state.params, state.copies, step_size)
-        state = state._replace(params=params, copies=copies)
+        state = move_heads(state)
         if not config.shift_traces:
             return state
         sources = _trace_sources(scheme)
-        torso = jax.tree.map(lambda z: schemes.interpolate(z, z[sources], step_size), state.optimizer.torso)
+        torso = jax.tree.map(
+            lambda z: schemes.interpolate(z, z[sources], config.target_step_size), state.optimizer.torso
+        )
         return state._replace(optimizer=state.optimizer._replace(torso=torso))
 
     def activations(state: AgentState, batch: Transition) -> tuple[list[Array], Array]:

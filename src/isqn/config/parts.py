@@ -192,6 +192,10 @@ class PairLoss(Run):
             require(self, "scheme", self.scheme == "target-free", rule)
 
     @property
+    def num_costly_heads(self) -> int:
+        return 0  # more heads take hardly longer (paper, appendix B)
+
+    @property
     def algorithm(self) -> str:  # type: ignore[override]
         return LOSSES[self.loss].label
 
@@ -240,7 +244,7 @@ class Torso(Run):
         require(self, "hidden_sizes", min(self.hidden_sizes, default=1) > 0, "must be sizes of at least 1")
 
     @property
-    def style(self) -> dict[str, Any]:
+    def torso_settings(self) -> dict[str, Any]:
         """Settings of the layers, under the names of `isqn.networks.layers.TorsoSettings`."""
         return {
             "layer_norm": self.layer_norm,

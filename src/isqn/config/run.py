@@ -135,9 +135,9 @@ class Run:
         return make_scheme(self.scheme, self.num_bellman_iterations)
 
     @property
-    def costly_heads(self) -> int:
+    def num_costly_heads(self) -> int:
         """Number of heads or networks that the duration of a step depends on."""
-        return self.target_scheme.num_pairs  # each has a trace of its own in a stream, or many atoms in a small critic
+        return self.target_scheme.num_pairs
 
     @property
     def label(self) -> str:
@@ -176,7 +176,7 @@ class Interaction(Run):
     """Settings of a run that learns while it acts in an environment."""
 
     protocol: str = "auto"
-    """Protocol. Atari: machado2018 (auto), streaming, reference; dm_control: action-repeat-2 (auto), -1, -4, -8."""
+    """Rules of play. Atari: machado2018 (auto), streaming, reference; dm_control: action-repeat-2 (auto), -1, -4, -8"""
     max_episode_steps: Annotated[int, AT_LEAST_ONE] = 27_000
     """Agent steps after which an episode is truncated (H)."""
     total_timesteps: Annotated[int, AT_LEAST_ONE, MAY_CHANGE] = 50_000

@@ -87,7 +87,7 @@ class IlqlConfig(MovingHeads, PairWeights, Adam, Offline):
         Literal["A", "B", "C"],
         Needs(lambda config: config.scheme != "target-free", "another --scheme than target-free"),
     ] = "A"
-    """A: V_k learns from Q_k-1, Q_k from V_k. B: Q_k from V_k-1, V_k from Q_k. C: both from k-1. Not in the paper."""
+    """Target heads. A: V_k from Q_k-1, Q_k from V_k. B: Q_k from V_k-1, V_k from Q_k. C: both from k-1."""
     target_dropout: Annotated[
         bool,
         Needs(
@@ -146,7 +146,7 @@ class IlqlConfig(MovingHeads, PairWeights, Adam, Offline):
         require(self, "averaged_heads", shared, "must be learned, unless iterated-shared")
 
     @property
-    def costly_heads(self) -> int:
+    def num_costly_heads(self) -> int:
         return self.target_scheme.num_copies  # heads are small beside the networks
 
     @property

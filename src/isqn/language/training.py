@@ -25,10 +25,9 @@ from isqn.language.play import MEASURES, load_word_list, make_evaluation
 from isqn.language.types import TextSpec
 from isqn.train import checkpoint, offline, parallel, timing
 from isqn.train.announce import begin_summaries, epoch_line
-from isqn.train.control import Control
 from isqn.train.evaluate import load_agent_state
 from isqn.train.functions import agent_bytes, make_agent
-from isqn.train.progress import Progress, count, free_memory
+from isqn.train.progress import Control, Progress, count, free_memory
 from isqn.train.record import read_config
 from isqn.types import Params, UserError
 

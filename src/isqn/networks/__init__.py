@@ -43,7 +43,7 @@ def make_torso_settings(settings: Mapping[str, Any], **more: Any) -> TorsoSettin
     return TorsoSettings(**{**settings, "dtype": jnp.dtype(settings["dtype"]), **more})
 
 
-def torso_name(requested: str, spec: EnvSpec, style: TorsoSettings, *, is_critic: bool = False) -> str:
+def torso_name(requested: str, spec: EnvSpec, settings: TorsoSettings, *, is_critic: bool = False) -> str:
     """Return the name of the torso; "auto" depends on the observation: a vector, a small image or a large image."""
     side = min(spec.frame_shape[:2])
     if requested == "simba" and not is_critic:
@@ -53,7 +53,7 @@ def torso_name(requested: str, spec: EnvSpec, style: TorsoSettings, *, is_critic
             return "mlp"
         if side < 32:
             return "minatar"
-        return "stream" if style.is_streaming and side >= MIN_IMAGE_SIDE["stream"] else "nature"
+        return "stream" if settings.is_streaming and side >= MIN_IMAGE_SIDE["stream"] else "nature"
     if requested not in TORSOS:
         raise UserError(f"--torso {requested!r} is not known; choose one of auto, {', '.join(TORSOS)}.")
     if requested in MIN_IMAGE_SIDE and not spec.is_image:
@@ -71,16 +71,16 @@ def torso_name(requested: str, spec: EnvSpec, style: TorsoSettings, *, is_critic
 
 def make_policy(spec: EnvSpec, torso: str, settings: Mapping[str, Any]) -> Policy:
     """Build the actor network: means and log standard deviations of the actions."""
-    style = make_torso_settings(settings)
-    simba = torso_name(torso, spec, style, is_critic=True) == "simba"
-    module = (SimbaPolicy if simba else MLPPolicy)(style, spec.num_actions)
+    torso_settings = make_torso_settings(settings)
+    simba = torso_name(torso, spec, torso_settings, is_critic=True) == "simba"
+    module = (SimbaPolicy if simba else MLPPolicy)(torso_settings, spec.num_actions)
 
     def init(key: Array) -> tuple[Params, Params]:
         variables = module.init(key, jnp.zeros((1, *spec.obs_shape)), False)
         return variables["params"], variables.get("batch_stats", {})
 
     def apply(params: Params, statistics: Params, obs: Array, train: bool = False) -> Any:
-        return _apply_module(module, params, statistics, obs, train and style.batch_norm)
+        return _apply_module(module, params, statistics, obs, train and torso_settings.batch_norm)
 
     return Policy(init, apply, normalise_columns if simba else _unchanged)
 
@@ -102,9 +102,8 @@ def make_critic(
     Each head has an output for every atom of a value. The axis of the critics is the first of the torso and of the
     statistics, and the second of the heads; values are (B, H, C, A).
     """
-    torso_name(
-        torso, spec, make_torso_settings(settings), is_critic=True
-    )  # here, so that an error names the shape of the observation
+    # Check here, so that an error names the shape of the observation.
+    torso_name(torso, spec, make_torso_settings(settings), is_critic=True)
     joined = EnvSpec(spec.id, spec.protocol, (spec.obs_shape[-1] + spec.num_actions,), "float32", num_atoms)
     one_critic = make_network(joined, num_heads, torso, settings, is_critic=True)
     axes = {"torso": 0, "heads": 1}
@@ -126,9 +125,9 @@ def make_network(
     spec: EnvSpec, num_heads: int, torso: str, settings: Mapping[str, Any], *, is_critic: bool = False
 ) -> Network:
     """Build a torso with linear heads on top of it."""
-    style = make_torso_settings(settings)
-    name = torso_name(torso, spec, style, is_critic=is_critic)
-    module, simba = TORSOS[name](style), name == "simba"
+    torso_settings = make_torso_settings(settings)
+    name = torso_name(torso, spec, torso_settings, is_critic=is_critic)
+    module, simba = TORSOS[name](torso_settings), name == "simba"
     kernel_inits = {"mlp": jax.nn.initializers.lecun_normal(), "simba": orthogonal}
     kernel_init = kernel_inits.get(name, jax.nn.initializers.xavier_uniform())
 
@@ -141,22 +140,24 @@ def make_network(
         # single last layer, so that it shrinks as K grows.
         outputs = num_heads * spec.num_actions
         params, kernel = variables.get("params", {}), kernel_init(head_key, (features, outputs))
-        if style.is_streaming:  # this range does not depend on the number of outputs
-            params, kernel = sparse_uniform(key, (params, kernel), style.sparsity)
+        if torso_settings.is_streaming:  # this range does not depend on the number of outputs
+            params, kernel = sparse_uniform(key, (params, kernel), torso_settings.sparsity)
         kernel = kernel.reshape(features, num_heads, spec.num_actions).transpose(1, 0, 2)
         heads = {"kernel": kernel, "bias": jnp.zeros((num_heads, spec.num_actions))}
         return {"torso": params, "heads": heads}, variables.get("batch_stats", {})
 
     def apply(params: Params, statistics: Params, obs: Array, train: bool = False) -> tuple[Array, Params]:
-        features, statistics = _apply_module(module, params["torso"], statistics, obs, train and style.batch_norm)
+        features, statistics = _apply_module(
+            module, params["torso"], statistics, obs, train and torso_settings.batch_norm
+        )
         return values(params["heads"], features), statistics
 
     def features(params: Params, obs: Array) -> Array:
         return module.apply({"params": params}, obs, False)  # type: ignore[return-value]
 
     def values(heads: Params, features: Array) -> Array:
-        kernel, bias = (heads[name].astype(style.dtype) for name in ("kernel", "bias"))
-        q = jnp.einsum("bf,hfa->bha", features.astype(style.dtype), kernel) + bias
+        kernel, bias = (heads[name].astype(torso_settings.dtype) for name in ("kernel", "bias"))
+        q = jnp.einsum("bf,hfa->bha", features.astype(torso_settings.dtype), kernel) + bias
         return q.astype(jnp.float32)  # errors and losses are always float32
 
     def activations(params: Params, statistics: Params, obs: Array) -> tuple[list[Array], Array]:

@@ -54,14 +54,14 @@ class BatchNorm(nn.Module):
     Unlike the authors' code, it computes the variance in two passes: E[x^2] - E[x]^2 is imprecise for small variances.
     """
 
-    style: TorsoSettings
+    settings: TorsoSettings
 
     @nn.compact
     def __call__(self, x: Array, train: bool) -> Array:
-        if self.style.batch_norm_kind == "renorm":
-            return BatchRenorm(self.style.batch_norm_epsilon)(x, train)
+        if self.settings.batch_norm_kind == "renorm":
+            return BatchRenorm(self.settings.batch_norm_epsilon)(x, train)
         axis: Any = (1, 2) if x.ndim == 4 else -1
-        settings = {"axis": axis, "epsilon": self.style.batch_norm_epsilon, "use_fast_variance": False}
+        settings = {"axis": axis, "epsilon": self.settings.batch_norm_epsilon, "use_fast_variance": False}
         return nn.BatchNorm(use_running_average=not train, dtype=jnp.float32, **settings)(x)
 
 

@@ -63,15 +63,15 @@ class Scaler(nn.Module):
 class Body(nn.Module):
     """Input embedding and residual blocks, whose outputs have length 1."""
 
-    style: TorsoSettings
+    settings: TorsoSettings
 
     @nn.compact
     def __call__(self, x: Array, train: bool) -> Array:
-        width, blocks, dtype = self.style.width, self.style.blocks, self.style.dtype
+        width, blocks, dtype = self.settings.width, self.settings.blocks, self.settings.dtype
         root = math.sqrt(2 / width)
         x = x.astype(jnp.float32)
-        if self.style.batch_norm and self.style.batch_norm_input:
-            x = BatchNorm(self.style)(x, train)
+        if self.settings.batch_norm and self.settings.batch_norm_input:
+            x = BatchNorm(self.settings)(x, train)
         x = jnp.concatenate([x, jnp.full((*x.shape[:-1], 1), SHIFT)], axis=-1)
         x = to_unit_length(Scaler(root, root)(dense(width, dtype)(to_unit_length(x))))
         for _ in range(blocks):
@@ -79,8 +79,8 @@ class Body(nn.Module):
             y = nn.relu(y)
             self.sow("intermediates", "units", y)  # read by the probes
             y = y + 1e-8  # a zero vector has no direction
-            if self.style.batch_norm:
-                y = BatchNorm(self.style)(y, train)
+            if self.settings.batch_norm:
+                y = BatchNorm(self.settings)(y, train)
             y = to_unit_length(dense(width, dtype)(y))
             x = to_unit_length(x + Scaler(1 / (blocks + 1), 1 / math.sqrt(width))(y - x))
         return x
@@ -89,28 +89,28 @@ class Body(nn.Module):
 class Simba(nn.Module):
     """Torso of a critic: all layers below the linear heads."""
 
-    style: TorsoSettings
+    settings: TorsoSettings
 
     @nn.compact
     def __call__(self, x: Array, train: bool) -> Array:
-        return _output_features(self.style, Body(self.style)(x, train))
+        return _output_features(self.settings, Body(self.settings)(x, train))
 
 
-def _output_features(style: TorsoSettings, x: Array) -> Array:
+def _output_features(settings: TorsoSettings, x: Array) -> Array:
     """Apply the last layer below the outputs, inside a compact method."""
-    return Scaler(1, 1)(dense(style.width, style.dtype)(x))
+    return Scaler(1, 1)(dense(settings.width, settings.dtype)(x))
 
 
 class SimbaPolicy(nn.Module):
     """Policy network: mean and log standard deviation of each action dimension, before tanh."""
 
-    style: TorsoSettings
+    settings: TorsoSettings
     num_actions: int
 
     @nn.compact
     def __call__(self, x: Array, train: bool) -> tuple[Array, Array]:
-        x = Body(self.style)(x, train)
-        mean, log_std = (dense(self.num_actions, use_bias=True)(_output_features(self.style, x)) for _ in range(2))
+        x = Body(self.settings)(x, train)
+        mean, log_std = (dense(self.num_actions, use_bias=True)(_output_features(self.settings, x)) for _ in range(2))
         return mean, bound_log_std(log_std)
 
 

@@ -25,67 +25,71 @@ from isqn.types import Array
 class Activation(nn.Module):
     """ReLU with optional LayerNorm before it and BatchNorm after it (paper, appendix E)."""
 
-    style: TorsoSettings
-    layer_norm: bool = True  # whether the style's LayerNorm applies here
-    batch_norm: bool = True  # whether the style's BatchNorm applies here
+    settings: TorsoSettings
+    layer_norm: bool = True  # whether the setting's LayerNorm applies here
+    batch_norm: bool = True  # whether the setting's BatchNorm applies here
     flatten: bool = False
 
     @nn.compact
     def __call__(self, x: Array, train: bool) -> Array:
-        if self.style.is_streaming:
+        if self.settings.is_streaming:
             # The gradients of the adjacent layers are outer products. The barriers keep XLA from computing their
             # factors again for each element of the product.
             x = jax.lax.optimization_barrier(x)
-        if self.style.layer_norm and self.layer_norm:
-            x = parameter_free_layer_norm(x, self.style.layer_norm_axes) if self.style.is_streaming else LayerNorm()(x)
-        x = jax.lax.optimization_barrier(nn.leaky_relu(x, 0.01)) if self.style.is_streaming else nn.relu(x)
+        if self.settings.layer_norm and self.layer_norm:
+            x = (
+                parameter_free_layer_norm(x, self.settings.layer_norm_axes)
+                if self.settings.is_streaming
+                else LayerNorm()(x)
+            )
+        x = jax.lax.optimization_barrier(nn.leaky_relu(x, 0.01)) if self.settings.is_streaming else nn.relu(x)
         self.sow("intermediates", "units", x)  # read by the probes; free otherwise
         if self.flatten:
             x = x.reshape(x.shape[0], -1)
-        if self.style.batch_norm and self.batch_norm:
-            x = BatchNorm(self.style)(x, train)
+        if self.settings.batch_norm and self.batch_norm:
+            x = BatchNorm(self.settings)(x, train)
         return x
 
 
 class Input(nn.Module):
     """Scale bytes to [0, 1], convert all other observations to float32, and apply BatchNorm if enabled."""
 
-    style: TorsoSettings
+    settings: TorsoSettings
 
     @nn.compact
     def __call__(self, x: Array, train: bool) -> Array:
         x = x / jnp.float32(255.0) if x.dtype == jnp.uint8 else x.astype(jnp.float32)
-        if self.style.batch_norm and (x.ndim == 4 or self.style.batch_norm_input):
-            x = BatchNorm(self.style)(x, train)
+        if self.settings.batch_norm and (x.ndim == 4 or self.settings.batch_norm_input):
+            x = BatchNorm(self.settings)(x, train)
         return x
 
 
 class MLP(nn.Module):
     """Dense layers. Without hidden layers, the heads are linear in the observation (tabular if it is one-hot)."""
 
-    style: TorsoSettings
+    settings: TorsoSettings
 
     @nn.compact
     def __call__(self, x: Array, train: bool) -> Array:
-        x = Input(self.style)(x, train)
+        x = Input(self.settings)(x, train)
         x = x.reshape(x.shape[0], -1)
-        sizes = list(self.style.hidden_sizes)
-        sizes[-1:] = map(self.style.features, sizes[-1:])
+        sizes = list(self.settings.hidden_sizes)
+        sizes[-1:] = map(self.settings.features, sizes[-1:])
         for size in sizes:
-            x = nn.Dense(size, dtype=self.style.dtype)(x)  # flax's default lecun_normal, as in the authors' code
-            x = Activation(self.style)(x, train)
+            x = nn.Dense(size, dtype=self.settings.dtype)(x)  # flax's default lecun_normal, as in the authors' code
+            x = Activation(self.settings)(x, train)
         return x
 
 
 class MLPPolicy(nn.Module):
     """Policy network: mean and log standard deviation of each action dimension, before tanh."""
 
-    style: TorsoSettings
+    settings: TorsoSettings
     num_actions: int
 
     @nn.compact
     def __call__(self, x: Array, train: bool) -> tuple[Array, Array]:
-        x = MLP(self.style)(x, train)
+        x = MLP(self.settings)(x, train)
         mean, log_std = (nn.Dense(self.num_actions)(x) for _ in range(2))
         return mean, bound_log_std(log_std)
 
@@ -93,46 +97,46 @@ class MLPPolicy(nn.Module):
 class CNN(nn.Module):
     """Convolutions and one hidden layer."""
 
-    style: TorsoSettings
+    settings: TorsoSettings
     conv: Callable[..., nn.Module]
     layers: tuple[tuple[int, int, int], ...]  # features, kernel, stride
     hidden: int  # width of the hidden layer
 
     @nn.compact
     def __call__(self, x: Array, train: bool) -> Array:
-        x = Input(self.style)(x, train)
+        x = Input(self.settings)(x, train)
         for index, (features, kernel, stride) in enumerate(self.layers, start=1):
-            x = self.conv(features, kernel, stride, dtype=self.style.dtype)(x)
-            x = Activation(self.style, flatten=index == len(self.layers))(x, train)
-        return _hidden_layer(self.style, self.hidden, x, train)
+            x = self.conv(features, kernel, stride, dtype=self.settings.dtype)(x)
+            x = Activation(self.settings, flatten=index == len(self.layers))(x, train)
+        return _hidden_layer(self.settings, self.hidden, x, train)
 
 
 class Impala(nn.Module):
     """IMPALA torso (Espeholt et al. 2018): stacks of 32, 64 and 64 channels, LayerNorm as in the authors' code."""
 
-    style: TorsoSettings
+    settings: TorsoSettings
 
     @nn.compact
     def __call__(self, x: Array, train: bool) -> Array:
-        x = Input(self.style)(x, train)
+        x = Input(self.settings)(x, train)
         for features in (32, 64, 64):
-            x = Conv(features, 3, dtype=self.style.dtype)(x)
+            x = Conv(features, 3, dtype=self.settings.dtype)(x)
             x = nn.max_pool(x, (3, 3), strides=(2, 2), padding="SAME")
             for _ in range(2):
-                block = Activation(self.style)(x, train)
-                block = Conv(features, 3, dtype=self.style.dtype, kernel_init=nn.initializers.lecun_normal())(block)
-                block = Activation(self.style, layer_norm=False, batch_norm=False)(block, train)
-                block = Conv(features, 3, dtype=self.style.dtype, kernel_init=nn.initializers.lecun_normal())(block)
+                block = Activation(self.settings)(x, train)
+                block = Conv(features, 3, dtype=self.settings.dtype, kernel_init=nn.initializers.lecun_normal())(block)
+                block = Activation(self.settings, layer_norm=False, batch_norm=False)(block, train)
+                block = Conv(features, 3, dtype=self.settings.dtype, kernel_init=nn.initializers.lecun_normal())(block)
                 x = x + block
-        x = Activation(self.style, flatten=True)(x, train)
-        return _hidden_layer(self.style, 512, x, train)
+        x = Activation(self.settings, flatten=True)(x, train)
+        return _hidden_layer(self.settings, 512, x, train)
 
 
-def _hidden_layer(style: TorsoSettings, size: int, x: Array, train: bool) -> Array:
+def _hidden_layer(settings: TorsoSettings, size: int, x: Array, train: bool) -> Array:
     """Apply the last hidden layer of a convolutional torso, inside a compact method."""
-    kernel_init, dot_general = nn.initializers.xavier_uniform(), dot_one_row if style.is_streaming else split_dot
-    x = nn.Dense(style.features(size), dtype=style.dtype, kernel_init=kernel_init, dot_general=dot_general)(x)
-    return Activation(style)(x, train)
+    kernel_init, dot_general = nn.initializers.xavier_uniform(), dot_one_row if settings.is_streaming else split_dot
+    x = nn.Dense(settings.features(size), dtype=settings.dtype, kernel_init=kernel_init, dot_general=dot_general)(x)
+    return Activation(settings)(x, train)
 
 
 TORSOS: dict[str, Callable[[TorsoSettings], nn.Module]] = {}
@@ -149,12 +153,14 @@ def register_torso(name: str, make: Callable[[TorsoSettings], nn.Module], *, min
 
 register_torso("mlp", MLP)
 # Young and Tian 2019: one small convolution and 128 units
-register_torso("minatar", lambda style: CNN(style, PatchConv, ((16, 3, 1),), 128), min_image_side=3)
+register_torso("minatar", lambda settings: CNN(settings, PatchConv, ((16, 3, 1),), 128), min_image_side=3)
 # Mnih et al. 2015 with SAME padding
-register_torso("nature", lambda style: CNN(style, Conv, ((32, 8, 4), (64, 4, 2), (64, 3, 1)), 512), min_image_side=1)
+register_torso(
+    "nature", lambda settings: CNN(settings, Conv, ((32, 8, 4), (64, 4, 2), (64, 3, 1)), 512), min_image_side=1
+)
 register_torso("impala", Impala, min_image_side=1)
 # Elsayed et al. 2024: larger strides, no padding
 register_torso(
-    "stream", lambda style: CNN(style, PatchConv, ((32, 8, 5), (64, 4, 3), (64, 3, 2)), 256), min_image_side=53
+    "stream", lambda settings: CNN(settings, PatchConv, ((32, 8, 5), (64, 4, 3), (64, 3, 2)), 256), min_image_side=53
 )
 register_torso("simba", Simba)

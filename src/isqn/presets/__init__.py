@@ -13,12 +13,11 @@ from isqn.agents.registry import config_class, find_agent, make_config
 from isqn.config.fields import field_names, nearest
 from isqn.config.run import Run
 from isqn.presets import cql, dqn, ilql, sac, stream_q
-from isqn.presets.preset import Choices, Preset
+from isqn.presets.preset import Preset
 from isqn.types import UserError
 
 _MODULES = {"dqn": dqn, "stream-q": stream_q, "sac": sac, "cql": cql, "ilql": ilql}
 PRESETS: dict[str, Preset] = {name: preset for module in _MODULES.values() for name, preset in module.PRESETS.items()}
-_DEFAULTS: dict[str, Choices] = {agent: module.DEFAULTS for agent, module in _MODULES.items()}
 
 
 def presets_of(agent: str) -> tuple[str, ...]:
@@ -48,7 +47,7 @@ def preset_config(name: str, agent: str | None = None) -> Run:
 
 def preset_for(env_id: str, agent: str = "dqn") -> str:
     """Return the name of the preset that fits an environment if none is asked for."""
-    choices = _DEFAULTS[find_agent(agent).presets_of]
+    choices = _MODULES[find_agent(agent).presets_of].DEFAULTS
     return next(name for fits, name in choices if fits(env_id))
 
 

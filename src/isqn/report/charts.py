@@ -11,6 +11,7 @@ import numpy as np
 
 from isqn.analysis.stats import Interval
 
+MAX_LINES = 10  # in a panel of curves
 MAX_MARKED = 10  # a line with at most this many points has a marker and a tick at each
 
 

@@ -9,10 +9,9 @@ import numpy as np
 
 from isqn.analysis import stats
 from isqn.report import tables
-from isqn.report.charts import Chart, Figure, Series, interval_series, nonempty_figure
+from isqn.report.charts import MAX_LINES, Chart, Figure, Series, interval_series, nonempty_figure
 from isqn.report.collect import CollectedRuns, Rows
 from isqn.report.compare import interval
-from isqn.report.return_figures import MAX_LINES
 
 MAX_POINTS = 250  # of a line over training
 AVERAGING_NOTE = f"With more than {MAX_POINTS} rows, adjacent rows are averaged."

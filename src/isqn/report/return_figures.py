@@ -9,12 +9,11 @@ import numpy as np
 
 from isqn.analysis import stats
 from isqn.analysis.stats import Interval
-from isqn.report.charts import Chart, Figure, Series, interval_series, nonempty_figure
+from isqn.report.charts import MAX_LINES, Chart, Figure, Series, interval_series, nonempty_figure
 from isqn.report.collect import CollectedRuns, unit_of
 from isqn.report.compare import Comparison, interval, mean_return, profile
 from isqn.study.grid import Cell
 
-MAX_LINES = 10  # in a panel of curves
 LABELS = {"target_update_period": "target update period T", "num_bellman_iterations": "K"}
 
 

@@ -306,7 +306,7 @@ SAME_DURATION = (
     *("seed", "env_id", "experiment", "target_update_period", "target_sync_period", "learning_starts", "buffer_size"),
     *("max_episode_steps", "epoch_steps", "epoch_updates", "log_period_steps", "log_period_updates"),
     *("epsilon_decay_steps", "learning_rate_decay_steps", "evaluation_steps", "evaluation_games", "word_seed"),
-    *("scheme", "num_bellman_iterations"),  # see `costly_heads`
+    *("scheme", "num_bellman_iterations"),  # see `num_costly_heads`
 )
 
 
@@ -317,4 +317,4 @@ def duration_key(config: Any) -> tuple[object, ...]:
     rates = (float, float | None, tuple[float, ...])
     ignored |= {name for name, hint in field_types(kind).items() if hint in rates and name != "width_factor"}
     settings = tuple(getattr(config, name) for name in field_names(kind) if name not in ignored)
-    return config.agent, config.env_id.partition("/")[0], config.uses_batch_norm, config.costly_heads, settings
+    return config.agent, config.env_id.partition("/")[0], config.uses_batch_norm, config.num_costly_heads, settings

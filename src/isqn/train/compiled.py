@@ -22,10 +22,9 @@ from isqn.compiler import jit
 from isqn.data.device_replay import DeviceReplay, Rows
 from isqn.envs.native import NativeEnvironment
 from isqn.keys import device_key
-from isqn.train.control import Control
 from isqn.train.functions import append_held_out, zero_totals
 from isqn.train.probes import probe_columns, probe_features
-from isqn.train.progress import Progress, duration
+from isqn.train.progress import Control, Progress, duration
 from isqn.train.seeds import Ended, SavedSeed, SeedCounters, SeedSessions, load_rows, select_seed
 from isqn.train.session import Epoch, metrics_columns, restore
 from isqn.types import Array

@@ -21,10 +21,10 @@ from isqn.envs.registry import canonical_id, has_native, make_native
 from isqn.keys import episode_seed
 from isqn.train import offline, timing
 from isqn.train.announce import begin_summaries, epoch_line, require_memory
-from isqn.train.control import Control
 from isqn.train.evaluate import host_evaluation, native_evaluation
 from isqn.train.functions import flops_per_update, make_agent
 from isqn.train.online import require_native
+from isqn.train.progress import Control
 from isqn.types import EnvSpec, UserError
 
 IS_DISTRIBUTED = False
@@ -76,7 +76,9 @@ def require_possible(config: Any, spec: EnvSpec, *, on_host: bool = False, is_ne
 
 def open_dataset(config: Any) -> Dataset:
     if not config.dataset:
-        raise UserError(f"{flag('dataset')} is not given; it is the folder that `isqn train cql` learns from.")
+        raise UserError(
+            f"{flag('dataset')} is not given; it is the folder that `isqn train {config.agent}` learns from."
+        )
     dataset = Dataset.open(
         Path(config.dataset),
         num_steps_return=config.num_steps_return,

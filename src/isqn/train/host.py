@@ -14,11 +14,10 @@ from isqn.data.replay import Replay
 from isqn.envs.adapter import Environment
 from isqn.keys import host_generator
 from isqn.train import checkpoint
-from isqn.train.control import Control
 from isqn.train.experience import Experience
 from isqn.train.functions import Functions, append_held_out, zero_totals
 from isqn.train.probes import probe_columns, probe_features
-from isqn.train.progress import Progress
+from isqn.train.progress import Control, Progress
 from isqn.train.record import EPISODE_COLUMNS
 from isqn.train.session import Counters, Epoch, Session, metrics_columns, restore
 from isqn.types import UserError

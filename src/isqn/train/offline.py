@@ -21,11 +21,10 @@ import numpy as np
 from isqn.agents.base import Agent, AgentState, target_schedule
 from isqn.keys import host_generator
 from isqn.train import checkpoint
-from isqn.train.control import Control
 from isqn.train.evaluate import Episode
 from isqn.train.functions import compile_agent, zero_totals
 from isqn.train.probes import probe_columns, probe_features
-from isqn.train.progress import Progress
+from isqn.train.progress import Control, Progress
 from isqn.train.record import EPISODE_COLUMNS
 from isqn.train.session import Counters, Epoch, Session, metrics_columns, restore
 from isqn.types import UserError

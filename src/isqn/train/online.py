@@ -17,9 +17,8 @@ from isqn.envs.adapter import Environment, make_environment, require_protocol
 from isqn.envs.registry import has_native, make_native
 from isqn.train import checkpoint, compiled, host, timing
 from isqn.train.announce import begin_summaries, epoch_line, require_memory
-from isqn.train.control import Control
 from isqn.train.functions import agent_bytes, compile_agent, flops_per_update, make_agent
-from isqn.train.progress import duration
+from isqn.train.progress import Control, duration
 from isqn.types import EnvSpec, UserError
 
 IS_DISTRIBUTED = False

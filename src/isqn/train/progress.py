@@ -8,9 +8,11 @@ from __future__ import annotations
 import resource
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 
@@ -120,3 +122,10 @@ class Progress:
     def say(self, sentence: str) -> None:
         if self.enabled:
             say(sentence)
+
+
+class Control(NamedTuple):
+    """Connection of a training loop to its user."""
+
+    progress: Progress  # where it reports
+    should_stop: Callable[[], bool]  # whether it must save and stop

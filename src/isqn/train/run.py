@@ -19,9 +19,8 @@ from isqn.data.replay import Memory
 from isqn.envs.adapter import Environment
 from isqn.train import checkpoint, parallel, record
 from isqn.train.announce import advise_lower, relative_paths, remarks, require_memory
-from isqn.train.control import Control
 from isqn.train.functions import agent_bytes
-from isqn.train.progress import Progress
+from isqn.train.progress import Control, Progress
 from isqn.train.record import read_config
 from isqn.train.signals import stop_on_signals
 from isqn.types import EnvSpec, UserError, num_bytes
