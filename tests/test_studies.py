@@ -998,6 +998,16 @@ def test_a_bad_file_is_refused_by_one_sentence(changes, sentence, file):
     assert str(error.value) == f"{file}: {sentence}"
 
 
+ROOT = Path(__file__).parents[1]
+STUDY_FILES = [path for folder in ("results", "examples") for path in sorted((ROOT / folder).glob("*.toml"))]
+
+
+@pytest.mark.parametrize("path", STUDY_FILES, ids=lambda path: path.name)
+def test_the_study_files_of_the_repository_are_accepted(path):
+    """Commands in results/README.md and the examples train these files."""
+    assert read_study(path).cells
+
+
 @settings(max_examples=400)
 @given(values=nearly_good() | st.dictionaries(st.sampled_from(STUDY_KEYS), anything, max_size=8))
 def test_any_file_is_accepted_or_refused_by_one_sentence(file, values):
