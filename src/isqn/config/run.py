@@ -176,7 +176,7 @@ class Interaction(Run):
     """Settings of a run that learns while it acts in an environment."""
 
     protocol: str = "auto"
-    """Rules of play. Atari: machado2018 (auto), streaming, reference; dm_control: action-repeat-2 (auto), -1, -4, -8"""
+    """Rules of play. Atari: machado2018 (auto), streaming, reference; dm_control: action-repeat-2 (auto) etc."""
     max_episode_steps: Annotated[int, AT_LEAST_ONE] = 27_000
     """Agent steps after which an episode is truncated (H)."""
     total_timesteps: Annotated[int, AT_LEAST_ONE, MAY_CHANGE] = 50_000
