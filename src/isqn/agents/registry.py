@@ -92,7 +92,7 @@ def register_agent(
         raise UserError(f"register_agent: make is {make!r}; it must be a function (config, spec) -> Agent.")
     if actions not in (kinds := ("discrete", "continuous", "tokens")):
         raise UserError(f"register_agent: actions is {actions!r}; {nearest(str(actions), kinds)}")
-    for attribute in ("length", "epoch_length", "row_length", "num_epochs", "epoch_end"):
+    for attribute in ("length", "epoch_length", "log_period"):
         if not hasattr(config, attribute):
             raise UserError(
                 f"register_agent: {config.__name__} has no {attribute}; it must extend Interaction or Offline of "

@@ -131,6 +131,20 @@ class Run:
         )
 
     @property
+    def row_length(self: Any) -> int:
+        """Steps between rows of metrics.csv, at most the length of an epoch."""
+        return min(self.log_period, self.epoch_length, self.length)
+
+    @property
+    def num_epochs(self: Any) -> int:
+        """Number of epochs; offline, this includes the evaluation before the first gradient step."""
+        return math.ceil(self.length / self.epoch_length) + 1 - self.first_epoch
+
+    def epoch_end(self: Any, epoch: int) -> int:
+        """Return the step at which an epoch may end; the last epoch may be shorter."""
+        return min((epoch + self.first_epoch) * self.epoch_length, self.length)
+
+    @property
     def target_scheme(self) -> TargetScheme:
         return make_scheme(self.scheme, self.num_bellman_iterations)
 
@@ -204,17 +218,8 @@ class Interaction(Run):
         return self.epoch_steps
 
     @property
-    def row_length(self) -> int:
-        """Agent steps between rows of metrics.csv, at most the length of an epoch."""
-        return min(self.log_period_steps, self.epoch_steps, self.total_timesteps)
-
-    @property
-    def num_epochs(self) -> int:
-        return math.ceil(self.total_timesteps / self.epoch_steps)
-
-    def epoch_end(self, epoch: int) -> int:
-        """Return the step at which an epoch may end; the last epoch may be shorter."""
-        return min((epoch + 1) * self.epoch_steps, self.total_timesteps)
+    def log_period(self) -> int:
+        return self.log_period_steps
 
 
 @dataclass(frozen=True)
@@ -242,18 +247,8 @@ class Offline(Run):
         return self.epoch_updates
 
     @property
-    def row_length(self) -> int:
-        """Gradient steps between rows of metrics.csv, at most the length of an epoch."""
-        return min(self.log_period_updates, self.epoch_updates, self.num_updates)
-
-    @property
-    def num_epochs(self) -> int:
-        """Number of evaluations, including the one before the first gradient step."""
-        return math.ceil(self.num_updates / self.epoch_updates) + 1
-
-    def epoch_end(self, epoch: int) -> int:
-        """Return the gradient step after which evaluation number `epoch` is due."""
-        return min(epoch * self.epoch_updates, self.num_updates)
+    def log_period(self) -> int:
+        return self.log_period_updates
 
 
 @dataclass(frozen=True)
