@@ -8,7 +8,7 @@ and iterated shared Q-learning differ only in these lists.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -48,6 +48,11 @@ class TargetScheme:
         """Heads that a refresh overwrites inside the network, and the heads copied there."""
         pairs = [pair for pair in zip(self.target, self.online, strict=True) if pair[0] != pair[1]]
         return tuple(to for to, _ in pairs), tuple(source for _, source in pairs)
+
+    @property
+    def first_pair(self) -> TargetScheme:
+        """The same scheme with its first pair of heads only."""
+        return replace(self, online=self.online[:1], target=self.target[:1], copy=self.copy[:1])
 
     @property
     def refreshes(self) -> bool:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from isqn import schemes
 from isqn.config.run import Run
+from isqn.keys import device_key
 from isqn.lazy import jax, jnp, optax
 from isqn.types import Array, Metrics, Params
 
@@ -37,24 +37,6 @@ class Choice(NamedTuple):
 PairLosses = Callable[..., tuple[Array, Any]]
 
 
-class Agent(NamedTuple):
-    """Pure functions over one state. A loop compiles them and calls each when it is due."""
-
-    init: Callable[[Array | int], AgentState]  # seed -> state
-    # state, frame, and, except after a reset, the reward and whether the episode ended -> state, observation
-    observe: Callable[..., tuple[AgentState, Array]]
-    act: Callable[[AgentState, Array, Array, Array, Array], Choice]  # state, obs, epsilon, step, episode
-    update: Callable[[AgentState, Any], tuple[AgentState, Metrics]]  # state, batch
-    refresh: Callable[[AgentState], AgentState]  # target update, every T steps
-    sync: Callable[[AgentState], AgentState]  # every D steps (i-QN)
-    losses: PairLosses
-    activations: Callable[[AgentState, Any], tuple[list[Array], Array]]  # batch -> outputs of every ReLU, features
-    network: Any  # `Network`, or the `ValueNetwork` of a language agent
-    refreshes: bool  # whether the loop has to call `refresh`
-    acting_parts: tuple[str, ...] = ("params", "statistics", "meta")  # what `act` reads of the state, with the seed
-    is_streaming: bool = False  # whether the agent learns from each step once, when it is taken
-
-
 def identity_observe(
     state: AgentState, frame: Array, reward: Any = None, ended: Any = None
 ) -> tuple[AgentState, Array]:
@@ -62,28 +44,50 @@ def identity_observe(
     return state, frame
 
 
+def sync(state: AgentState) -> AgentState:
+    return state._replace(copies=schemes.sync(state.params, state.copies))
+
+
+class Agent(NamedTuple):
+    """Pure functions over one state. A loop compiles them and calls each when it is due."""
+
+    init: Callable[[Array | int], AgentState]  # seed -> state
+    act: Callable[[AgentState, Array, Array, Array, Array], Choice]  # state, obs, epsilon, step, episode
+    update: Callable[[AgentState, Any], tuple[AgentState, Metrics]]  # state, batch
+    refresh: Callable[[AgentState], AgentState]  # target update, every T steps
+    losses: PairLosses
+    activations: Callable[[AgentState, Any], tuple[list[Array], Array]]  # batch -> outputs of every ReLU, features
+    network: Any  # `Network`, or the `ValueNetwork` of a language agent
+    refreshes: bool  # whether the loop has to call `refresh`
+    # state, frame, and, except after a reset, the reward and whether the episode ended -> state, observation
+    observe: Callable[..., tuple[AgentState, Array]] = identity_observe
+    sync: Callable[[AgentState], AgentState] = sync  # every D steps (i-QN)
+    acting_parts: tuple[str, ...] = ("params", "statistics", "meta")  # what `act` reads of the state, with the seed
+    is_streaming: bool = False  # whether the agent learns from each step once, when it is taken
+
+
 # -- heads and targets
 
 
-def first_pair(scheme: schemes.TargetScheme) -> schemes.TargetScheme:
-    """Return the scheme with its first pair of heads only."""
-    return dataclasses.replace(scheme, online=scheme.online[:1], target=scheme.target[:1], copy=scheme.copy[:1])
+def init_state(
+    scheme: schemes.TargetScheme, network: Any, seed: Array | int, *, copy_first: bool = False
+) -> AgentState:
+    """Return the initial network with its copies as a state, to which an agent adds its optimizer."""
+    params, statistics = network.init(device_key(seed, "network"))
+    params = initialise_heads(scheme, params, copy_first=copy_first)
+    return AgentState(jnp.asarray(seed, jnp.uint32), params, statistics, copy_params(scheme, params), optimizer=())
 
 
 def initialise_heads(scheme: schemes.TargetScheme, params: Params, *, copy_first: bool = False) -> Params:
     """Copy the heads that start equal to others; with `copy_first`, head 0 starts as a copy of head 1."""
     if scheme.twins or copy_first:
-        params, _ = schemes.refresh(scheme if scheme.twins else first_pair(scheme), params, ())
+        params, _ = schemes.refresh(scheme if scheme.twins else scheme.first_pair, params, ())
     return params
 
 
 def copy_params(scheme: schemes.TargetScheme, params: Params) -> tuple[Params, ...]:
     """Return the copies of a scheme in separate buffers, because the state is donated to the update."""
     return tuple(jax.tree.map(jnp.copy, params) for _ in range(scheme.num_copies))
-
-
-def sync(state: AgentState) -> AgentState:
-    return state._replace(copies=schemes.sync(state.params, state.copies))
 
 
 class TargetSchedule(NamedTuple):
@@ -117,8 +121,7 @@ def refresh_if_due(
     """Do the target update within a gradient step, for agents that count their gradient steps."""
     if config.target_update_period == 1:
         return refresh(state)
-    due = TargetSchedule(config.target_update_period, 0).is_refresh_due(updates)
-    return jax.lax.cond(due, refresh, lambda unchanged: unchanged, state)
+    return jax.lax.cond(updates % config.target_update_period == 0, refresh, lambda unchanged: unchanged, state)
 
 
 def make_adam(config: Any, eps_root: float = 0.0) -> optax.GradientTransformation:
@@ -127,7 +130,7 @@ def make_adam(config: Any, eps_root: float = 0.0) -> optax.GradientTransformatio
     if config.learning_rate_decay_steps:
         updates = config.learning_rate_decay_steps * config.updates_per_step
         rate = optax.linear_schedule(rate, config.learning_rate_end, updates)
-    return optax.adam(rate, **config.adam, eps_root=eps_root)
+    return optax.adam(rate, b1=config.adam_beta1, eps=config.adam_epsilon, eps_root=eps_root)
 
 
 def descend(optimizer: optax.GradientTransformation, grads: Any, optimizer_state: Any, params: Any) -> tuple[Any, Any]:

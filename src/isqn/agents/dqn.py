@@ -14,13 +14,10 @@ from isqn.agents.base import (
     AgentState,
     Choice,
     PairLosses,
-    copy_params,
     descend_on_losses,
-    identity_observe,
-    initialise_heads,
+    init_state,
     make_adam,
     make_refresh,
-    sync,
 )
 from isqn.agents.meta import init_meta, meta_update
 from isqn.agents.registry import register_agent
@@ -73,27 +70,18 @@ def make(config: Any, spec: EnvSpec) -> Agent:
     learns_weights = config.meta_gradient != "none"
 
     def init(seed: Array | int) -> AgentState:
-        params, statistics = network.init(device_key(seed, "network"))
-        params = initialise_heads(scheme, params)
-        return AgentState(
-            seed=jnp.asarray(seed, jnp.uint32),
-            params=params,
-            statistics=statistics,
-            copies=copy_params(scheme, params),
-            optimizer=optimizer.init(params),
-            meta=init_meta(scheme.num_pairs, config.meta_learning_rate) if learns_weights else (),
-        )
+        state = init_state(scheme, network, seed)
+        meta = init_meta(scheme.num_pairs, config.meta_learning_rate) if learns_weights else ()
+        return state._replace(optimizer=optimizer.init(state.params), meta=meta)
 
     def activations(state: AgentState, batch: Transition) -> tuple[list[Array], Array]:
         return network.activations(state.params, state.statistics, batch.obs)
 
     return Agent(
         init=init,
-        observe=identity_observe,
         act=make_epsilon_greedy(scheme, network, spec, config.acting_rule),
         update=make_update(config, losses),
         refresh=make_refresh(scheme, config.target_step_size),
-        sync=sync,
         losses=losses,
         activations=activations,
         network=network,

@@ -20,15 +20,12 @@ from isqn.agents.base import (
     AgentState,
     Choice,
     PairLosses,
-    copy_params,
     descend,
     descend_on_losses,
-    first_pair,
-    initialise_heads,
+    init_state,
     make_adam,
     make_refresh,
     refresh_if_due,
-    sync,
 )
 from isqn.agents.dqn import evaluate_pairs
 from isqn.agents.registry import register_agent
@@ -176,22 +173,16 @@ class Optimizers(NamedTuple):
 def make(config: SacConfig, spec: EnvSpec) -> Agent:
     scheme, optimizer = config.target_scheme, make_adam(config)
     critic, policy = make_networks(config, spec)
-    refreshed = scheme if config.refreshed_heads == "all" else first_pair(scheme)
-    refresh = make_refresh(refreshed, config.target_step_size)
+    refresh = make_refresh(config.refreshed_scheme, config.target_step_size)
     pair_losses = make_pair_losses(config, critic)
 
     def init(seed: Array | int) -> AgentState:
-        params, statistics = critic.init(device_key(seed, "network"))
-        params = initialise_heads(scheme, params, copy_first=config.initial_heads == "copied")
+        state = init_state(scheme, critic, seed, copy_first=config.initial_heads == "copied")
         network, policy_statistics = policy.init(device_key(seed, "policy"))
         log_temperature = jnp.log(jnp.float32(config.entropy_temperature_start))
-        return AgentState(
-            seed=jnp.asarray(seed, jnp.uint32),
-            params=params,
-            statistics=statistics,
-            copies=copy_params(scheme, params),
+        return state._replace(
             optimizer=Optimizers(
-                critic=optimizer.init(params),
+                critic=optimizer.init(state.params),
                 policy=optimizer.init(network),
                 temperature=optimizer.init(log_temperature),
                 updates=jnp.int32(0),
@@ -225,7 +216,6 @@ def make(config: SacConfig, spec: EnvSpec) -> Agent:
         act=act,
         update=make_update(config, update_policy, update_critic, refresh),
         refresh=refresh,
-        sync=sync,
         losses=pair_losses,
         activations=activations,
         network=critic,

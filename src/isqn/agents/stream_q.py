@@ -14,13 +14,12 @@ import numpy as np
 
 from isqn import losses, schemes
 from isqn.agents import normalisation
-from isqn.agents.base import Agent, AgentState, copy_params, initialise_heads, make_refresh, sync
+from isqn.agents.base import Agent, AgentState, init_state, make_refresh
 from isqn.agents.dqn import make_epsilon_greedy, make_pair_losses
 from isqn.agents.registry import register_agent
 from isqn.config.fields import POSITIVE, PROBABILITY, alias
 from isqn.config.parts import EpsilonGreedy, Normalisation, ScaledTorso
 from isqn.config.run import LearningRate, NativeLoop, TargetUpdatePeriod
-from isqn.keys import device_key
 from isqn.lazy import jax, jnp
 from isqn.types import Array, EnvSpec, Metrics, Params, Transition
 
@@ -98,18 +97,11 @@ def make(config: StreamQConfig, spec: EnvSpec) -> Agent:
     online, target, copy = np.array(scheme.online), np.array(scheme.target), np.array(scheme.copy or 0)
 
     def init(seed: Array | int) -> AgentState:
-        params, _ = network.init(device_key(seed, "network"))
-        params = initialise_heads(scheme, params)
-        torso = jax.tree.map(lambda w: jnp.zeros((scheme.num_pairs, *w.shape)), params["torso"])
-        head = jax.tree.map(lambda w: jnp.zeros(w.shape[1:]), params["heads"])
-        return AgentState(
-            seed=jnp.asarray(seed, jnp.uint32),
-            params=params,
-            statistics={},
-            copies=copy_params(scheme, params),
-            optimizer=Traces(torso, head, jnp.float32(decay)),
-            moments=normalisation.init(config, spec),
-        )
+        state = init_state(scheme, network, seed)
+        torso = jax.tree.map(lambda w: jnp.zeros((scheme.num_pairs, *w.shape)), state.params["torso"])
+        head = jax.tree.map(lambda w: jnp.zeros(w.shape[1:]), state.params["heads"])
+        traces = Traces(torso, head, jnp.float32(decay))
+        return state._replace(optimizer=traces, moments=normalisation.init(config, spec))
 
     def observe(
         state: AgentState, frame: Array, reward: Array | None = None, ended: Array | None = None
@@ -168,7 +160,6 @@ def make(config: StreamQConfig, spec: EnvSpec) -> Agent:
         act=make_epsilon_greedy(scheme, network, spec, config.acting_rule),
         update=update,
         refresh=refresh,
-        sync=sync,
         losses=make_pair_losses(scheme, network, losses.dqn, joint=False),
         activations=activations,
         network=network,

@@ -19,6 +19,7 @@ from isqn.config.fields import (
 )
 from isqn.config.run import LearningStarts, Offline, Run
 from isqn.losses import LOSSES
+from isqn.schemes import TargetScheme
 
 # -- acting
 
@@ -111,11 +112,6 @@ class Adam(Run):
 
     learning_rate_end = 0.0
     learning_rate_decay_steps = 0
-
-    @property
-    def adam(self) -> dict[str, float]:
-        """Settings of Adam beside the learning rate, as `optax.adam` names them."""
-        return {"eps": self.adam_epsilon, "b1": self.adam_beta1}
 
 
 @dataclass(frozen=True)
@@ -218,6 +214,11 @@ class MovingHeads(Run):
     """Heads that a target update moves towards the next head: all, or only head 0. Not specified in the paper."""
     initial_heads: Annotated[Literal["independent", "copied"], needs("scheme", "iterated-shared")] = "independent"
     """Initial head 0: drawn independently, or a copy of head 1. Not specified in the paper."""
+
+    @property
+    def refreshed_scheme(self) -> TargetScheme:
+        """Scheme of the target updates."""
+        return self.target_scheme if self.refreshed_heads == "all" else self.target_scheme.first_pair
 
 
 # -- the network

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from isqn.agents.base import Agent, AgentState, Choice, copy_params, identity_observe, initialise_heads
+from isqn.agents.base import Agent, AgentState, Choice, copy_params, initialise_heads
 from isqn.agents.registry import register_agent
 from isqn.config.fields import AT_LEAST_ONE, AT_LEAST_ZERO, PLACE, PROBABILITY, Needs, Range, alias, needs, require
 from isqn.config.parts import Adam, MovingHeads, PairWeights
@@ -198,7 +198,6 @@ def make(config: IlqlConfig, spec: TextSpec) -> Agent:
 
     return Agent(
         init=init,
-        observe=identity_observe,
         act=act,
         update=learner.update,
         refresh=learner.refresh,

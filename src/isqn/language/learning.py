@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from isqn import losses, schemes
-from isqn.agents.base import AgentState, first_pair, make_adam, refresh_if_due
+from isqn.agents.base import AgentState, descend, make_adam, refresh_if_due
 from isqn.keys import device_key
 from isqn.language.heads import Networks, ValueNetwork, make_networks, without_v
 from isqn.language.losses import ilql
@@ -66,7 +65,6 @@ def make_learner(config: IlqlConfig, spec: TextSpec, *, unroll: bool = False) ->
     batch_loss = _make_batch_loss(config, spec, networks, pair_losses)
     optimizer = make_adam(config)
     clones_policy = not config.policy_checkpoint
-    refreshed = scheme if config.refreshed_heads == "all" else first_pair(scheme)
 
     def init_optimizer(params: Params, policy: Params) -> Optimizer:
         return Optimizer(optimizer.init((params, policy) if clones_policy else (params,)), jnp.int32(0))
@@ -91,8 +89,7 @@ def make_learner(config: IlqlConfig, spec: TextSpec, *, unroll: bool = False) ->
             grads, metrics = gradient(trained, state.copies, games, keys[0])
         else:
             grads, metrics = _accumulate(gradient, trained, state.copies, games, keys)
-        changes, adam = optimizer.update(grads, state.optimizer.adam, trained)
-        params, *policy = optax.apply_updates(trained, changes)
+        (params, *policy), adam = descend(optimizer, grads, state.optimizer.adam, trained)
         updates = state.optimizer.updates + 1
         state = state._replace(
             params=params, policy=policy[0] if clones_policy else state.policy, optimizer=Optimizer(adam, updates)
@@ -101,8 +98,8 @@ def make_learner(config: IlqlConfig, spec: TextSpec, *, unroll: bool = False) ->
 
     def refresh(state: AgentState) -> AgentState:
         step_size = config.target_step_size
-        _, copies = schemes.refresh(refreshed, without_v(state.params), state.copies, step_size)
-        params, _ = schemes.refresh(refreshed, state.params, (), step_size)
+        _, copies = schemes.refresh(config.refreshed_scheme, without_v(state.params), state.copies, step_size)
+        params, _ = schemes.refresh(config.refreshed_scheme, state.params, (), step_size)
         return state._replace(params=params, copies=copies)
 
     def sync(state: AgentState) -> AgentState:
