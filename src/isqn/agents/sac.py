@@ -29,7 +29,7 @@ from isqn.agents.base import (
 )
 from isqn.agents.dqn import evaluate_pairs
 from isqn.agents.registry import register_agent
-from isqn.config.fields import AT_LEAST_ONE, AT_LEAST_ZERO, POSITIVE, Needs, needs, require
+from isqn.config.fields import AT_LEAST_ONE, AT_LEAST_ZERO, POSITIVE, Needs, needs, needs_above, needs_other, require
 from isqn.config.parts import Adam, MovingHeads, Normalisation, PairWeights, Replay, Torso
 from isqn.config.run import Interaction, LearningRate, LearningStarts, TargetStepSize, TargetUpdatePeriod
 from isqn.keys import device_key
@@ -60,20 +60,14 @@ class SacConfig(MovingHeads, Normalisation, PairWeights, Torso, Adam, Replay, In
     buffer_size: Annotated[int, AT_LEAST_ONE] = 1_000_000
     learning_starts: LearningStarts = 1_000
     batch_size: Annotated[int, AT_LEAST_ONE] = 256
-    hidden_sizes: Annotated[
-        tuple[int, ...], Needs(lambda config: config.torso != "simba", "another --torso than simba")
-    ] = (256, 256)
+    hidden_sizes: Annotated[tuple[int, ...], needs_other("torso", "simba")] = (256, 256)
     head_weight_discount: Annotated[float, AT_LEAST_ZERO] = 0.25
     normalise_observations: bool = True
     acting_rule: Literal["sample", "mean"] = "sample"
     """Action of the policy: a sample, or the mean."""
     updates_per_step: Annotated[int, AT_LEAST_ONE] = 1
     """Gradient steps after each agent step, each on a new batch. Not specified in the paper; SimbaV2: 2."""
-    learning_rate_end: Annotated[
-        float,
-        AT_LEAST_ZERO,
-        Needs(lambda config: config.learning_rate_decay_steps > 0, "--learning-rate-decay-steps above 0"),
-    ] = 0.0
+    learning_rate_end: Annotated[float, AT_LEAST_ZERO, needs_above("learning_rate_decay_steps", 0)] = 0.0
     """Learning rate at the end of its decay."""
     learning_rate_decay_steps: Annotated[int, AT_LEAST_ZERO] = 0
     """Agent steps of the linear learning-rate decay, counted from the first gradient step; 0 disables it."""
@@ -81,7 +75,7 @@ class SacConfig(MovingHeads, Normalisation, PairWeights, Torso, Adam, Replay, In
     """Train two critics, and take the smaller of their values as the target."""
     num_atoms: Annotated[int, AT_LEAST_ONE] = 1
     """Number of atoms of the categorical critic; 1 predicts the mean."""
-    value_bound: Annotated[float, POSITIVE, Needs(lambda config: config.num_atoms > 1, "--num-atoms above 1")] = 5.0
+    value_bound: Annotated[float, POSITIVE, needs_above("num_atoms", 1)] = 5.0
     """Largest absolute value of an atom. Larger returns are clipped or, with --normalise-rewards, scaled down."""
     joint_batch_norm: Literal["auto", "yes", "no"] = "auto"
     """BatchNorm in the critic, with s and s' in one batch. auto: for schemes without a target network."""

@@ -74,6 +74,16 @@ def needs(name: str, *values: Any) -> Needs:
     return Needs(lambda config: getattr(config, name) in values, f"{flag(name)} {words}")
 
 
+def needs_other(name: str, value: Any) -> Needs:
+    """Return the condition that the setting `name` has another value than this one."""
+    return Needs(lambda config: getattr(config, name) != value, f"another {flag(name)} than {value}")
+
+
+def needs_above(name: str, bound: float) -> Needs:
+    """Return the condition that the setting `name` is above a bound."""
+    return Needs(lambda config: getattr(config, name) > bound, f"{flag(name)} above {bound}")
+
+
 @dataclass(frozen=True)
 class Mark:
     """Property of a setting that has no value of its own."""

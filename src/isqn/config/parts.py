@@ -11,10 +11,10 @@ from isqn.config.fields import (
     AT_LEAST_ZERO,
     POSITIVE,
     PROBABILITY,
-    Needs,
     Range,
     alias,
     needs,
+    needs_other,
     require,
 )
 from isqn.config.run import LearningStarts, Offline, Run
@@ -142,11 +142,7 @@ class MetaGradient(PairWeights, GreedyHeads):
 
     meta_gradient: Literal["none", "adam", "sgd"] = "none"
     """Learn the weights of the pairs by a gradient through a step of this optimizer (paper, D.4)."""
-    meta_learning_rate: Annotated[
-        float,
-        AT_LEAST_ZERO,
-        Needs(lambda config: config.meta_gradient != "none", "--meta-gradient adam or sgd"),
-    ] = 6.25e-5
+    meta_learning_rate: Annotated[float, AT_LEAST_ZERO, needs("meta_gradient", "adam", "sgd")] = 6.25e-5
     """Learning rate of the weights of the pairs. Not specified in the paper; the authors' code: that of the network."""
 
     def check_together(self) -> None:
@@ -230,12 +226,9 @@ class Torso(Run):
 
     torso: str = "auto"
     """Torso: mlp, minatar, nature, impala or stream; for sac mlp or simba. auto: by the shape of the observation."""
-    hidden_sizes: Annotated[
-        tuple[int, ...],
-        Needs(lambda config: config.torso != "simba", "another --torso than simba"),
-    ] = (128, 128)
+    hidden_sizes: Annotated[tuple[int, ...], needs_other("torso", "simba")] = (128, 128)
     """Hidden layer sizes of the MLP; if empty, it is linear."""
-    layer_norm: Annotated[bool, Needs(lambda config: config.torso != "simba", "another --torso than simba")] = False
+    layer_norm: Annotated[bool, needs_other("torso", "simba")] = False
     """LayerNorm before each activation."""
 
     width_factor = 1.0

