@@ -52,9 +52,7 @@ class StreamQConfig(Normalisation, ScaledTorso, EpsilonGreedy, NativeLoop):
     initial_sparsity: Annotated[float, PROBABILITY] = 0.9
     """Share of initially zero weights among the inputs of each unit; at least one weight is not zero."""
 
-    # Without a replay buffer, the batch is the current step.
     algorithm = "Stream Q(λ)"
-    batch_size = update_batch_size = 1
     loss = "dqn"
 
     @property
@@ -65,10 +63,6 @@ class StreamQConfig(Normalisation, ScaledTorso, EpsilonGreedy, NativeLoop):
     @property
     def held_out_size(self) -> int:  # type: ignore[override]
         return HELD_OUT_STEPS if self.analysis else 0
-
-    @property
-    def sampled_batch_size(self) -> int:
-        return 1 + self.held_out_size
 
     @property
     def replay_rows(self) -> int:

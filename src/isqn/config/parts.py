@@ -68,15 +68,6 @@ class Batches(Run):
     batch_size: Annotated[int, AT_LEAST_ONE] = 32
     """Number of transitions in the batch of a gradient step."""
 
-    @property
-    def update_batch_size(self) -> int:
-        """Number of transitions in the batches of all gradient steps after an agent step."""
-        return self.batch_size * self.updates_per_step
-
-    @property
-    def sampled_batch_size(self) -> int:
-        return self.update_batch_size + self.held_out_size
-
 
 @dataclass(frozen=True)
 class Replay(Batches):
@@ -110,7 +101,6 @@ class Adam(Run):
     adam_beta1: Annotated[float, Range(0, 1, open_high=True)] = 0.9
     """Beta 1 of Adam, the decay rate of its first moment, in [0, 1). CrossQ: 0.5."""
 
-    learning_rate_end = 0.0
     learning_rate_decay_steps = 0
 
 

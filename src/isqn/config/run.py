@@ -91,7 +91,7 @@ class Run:
     num_seeds = 1
     loop = "auto"
     dataset = ""
-    record_dataset = False
+    batch_size = 1
     updates_per_step = 1
     update_period = 1
     compress_replay = "auto"
@@ -123,6 +123,15 @@ class Run:
             self.target_update_period % self.update_period == 0,
             f"must be a multiple of --update-period ({self.update_period})",
         )
+
+    @property
+    def update_batch_size(self) -> int:
+        """Number of transitions in the batches of all gradient steps after an agent step."""
+        return self.batch_size * self.updates_per_step
+
+    @property
+    def sampled_batch_size(self) -> int:
+        return self.update_batch_size + self.held_out_size
 
     @property
     def row_length(self: Any) -> int:

@@ -159,10 +159,6 @@ class IlqlConfig(MovingHeads, PairWeights, Adam, Offline):
         return self.target_scheme.num_copies  # heads are small beside the networks
 
     @property
-    def sampled_batch_size(self) -> int:
-        return self.batch_size
-
-    @property
     def places(self) -> dict[str, str]:
         return super().places | ({} if self.word_list in WORD_LISTS else {"word_list": self.word_list})
 
