@@ -192,14 +192,9 @@ def flags(kind: Any) -> dict[str, Any]:
 # -- checks of values that several commands take
 
 
-def require_choice(flag: str, value: str, choices: Sequence[str]) -> None:
-    if value not in choices:
-        raise UsageError(f"{flag} is {value!r}; {nearest(value, choices)}")
-
-
-def require_at_least_one(name: str, value: int) -> None:
-    if value < 1:
-        raise UserError(f"--{name} is {value}; it must be at least 1.")
+def require_at_least_one(name: str, value: int | None) -> None:
+    if value is not None and value < 1:
+        raise UserError(f"{flag(name)} is {value}; it must be at least 1.")
 
 
 def require_probability(name: str, value: float | None) -> None:

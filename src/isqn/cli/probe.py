@@ -12,9 +12,9 @@ from typing import Annotated, Literal
 
 import tyro
 
-from isqn.cli.parse import arg, parse, require_at_least_one, require_choice, require_seed
+from isqn.cli.parse import arg, parse, require_at_least_one, require_seed
 
-METRICS = ("effective-rank", "dormant", "target-churn", "gradient-cosine", "head-cosine", "batch-norm")
+Metric = Literal["effective-rank", "dormant", "target-churn", "gradient-cosine", "head-cosine", "batch-norm"]
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Probe:
 
     run_dir: Annotated[tyro.conf.Positional[Path], arg("RUN_DIR")]
     """Run folder."""
-    metric: Annotated[tuple[str, ...], arg("METRIC ...", "all that the agent has")] = ()
+    metric: Annotated[tuple[Metric, ...], arg("METRIC ...", "all that the agent has")] = ()
     """Metrics: effective-rank, dormant, target-churn, gradient-cosine, head-cosine, batch-norm."""
     which: Literal["last", "best"] = "last"
     """Checkpoint: the newest, or the one after the best epoch."""
@@ -41,8 +41,6 @@ def run(args: Sequence[str]) -> int:
     options = parse(Probe, args, "isqn probe")
     for name in ("samples", "updates"):
         require_at_least_one(name, getattr(options, name))
-    for metric in options.metric:
-        require_choice("--metric", metric, METRICS)
     require_seed(options.seed)
     from isqn.analysis.probe import probe_run
 

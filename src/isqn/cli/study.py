@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from isqn.cli import report
-from isqn.cli.parse import arg, parse
+from isqn.cli.parse import arg, parse, require_at_least_one
 from isqn.cli.tables import table
 from isqn.imports import IMPORTED
 from isqn.study.worker import SEEDS_PER_JOB
@@ -89,9 +89,7 @@ def run(args: Sequence[str]) -> int:
     if options.hosts > 1 and not loop_of(study.cells[0].config).IS_DISTRIBUTED:
         raise UserError(f"--hosts is {options.hosts}; only runs of `isqn train ilql` are trained by several together.")
     for name in ("workers", "seeds_per_job", "hosts"):
-        value = getattr(options, name)
-        if value is not None and value < 1:
-            raise UserError(f"--{name.replace('_', '-')} is {value}; it must be at least 1.")
+        require_at_least_one(name, getattr(options, name))
     out = options.out
     if out is None and not (options.tasks or options.seeds):
         out = Path("studies") / slug(f"{study.name}-{study.scale}")
