@@ -7,7 +7,7 @@ import os
 import sys
 from typing import Any
 
-from isqn.cli.tables import number
+from isqn.train.progress import count
 from isqn.types import UserError
 
 MANY_WORDS = 2_500  # for longer lists, the players by rule take minutes
@@ -56,7 +56,7 @@ def evaluate(options: Any) -> int:
             for (word, guesses), total in zip(boards, returns, strict=True)
         ],
     }
-    mean = f"{returns.mean():.2f} ± {returns.std():.2f} over {number(len(returns), 'game', 'games')}"
+    mean = f"{returns.mean():.2f} ± {returns.std():.2f} over {count(len(returns), 'game')}"
     line = f"{config.label} on {config.env_id} at step {step:,}, beta {config.inverse_temperature:g}: {mean}"
     shares = f"{games.solved.mean():.0%} found; of the guesses {statistics['valid_share']:.0%} of five letters, "
     shares += (

@@ -11,10 +11,11 @@ import tyro
 
 from isqn.agents.registry import agent_names, find_agent
 from isqn.cli.parse import UsageError, arg, parse
-from isqn.cli.tables import number, table
+from isqn.cli.tables import table
 from isqn.config.fields import nearest
 from isqn.losses import LOSSES
 from isqn.presets import PRESETS
+from isqn.train.progress import count
 
 LISTS = ("envs", "presets", "studies", "schemes", "losses", "agents")
 
@@ -61,8 +62,8 @@ def _listing(what: str) -> list[dict[str, str]]:
             {
                 "name": name,
                 "label": make(3).label("DQN"),
-                "heads": number(make(3).num_heads, "head", "heads"),
-                "copies": number(make(3).num_copies, "copy", "copies"),
+                "heads": count(make(3).num_heads, "head"),
+                "copies": count(make(3).num_copies, "copy", "copies"),
             }
             for name, make in SCHEMES.items()
         ]

@@ -55,9 +55,9 @@ def say(sentence: str) -> None:
     _write(("\r\x1b[K" if sys.stderr.isatty() else "") + sentence + "\n")
 
 
-def count(number: int, thing: str) -> str:
+def count(number: int, thing: str, plural: str = "") -> str:
     """Return a number with its noun: "1 job", "2 jobs"."""
-    return f"{number:,} {thing}{'s' * (number != 1)}"
+    return f"{number:,} {thing if number == 1 else plural or f'{thing}s'}"
 
 
 def _write(text: str) -> None:
