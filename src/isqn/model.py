@@ -117,23 +117,21 @@ class Model:
     ) -> Model:
         """Train for `total_timesteps` more steps, in whole epochs. The default of `run_dir` is a temporary folder."""
         self._require_offline(False, "learn")
-        steps = self.config.total_timesteps if total_timesteps is None else total_timesteps
-        if not isinstance(steps, int | np.integer) or steps < 1:
-            raise UserError(f"total_timesteps is {steps!r}; it must be a whole number of at least 1.")
+        steps = _require_count(
+            "total_timesteps", self.config.total_timesteps if total_timesteps is None else total_timesteps
+        )
         if self._run_dir is None:
             if self.num_timesteps:
                 raise UserError(
                     "A loaded model does not learn on: its steps, results and replay stay in the folder of its run. "
                     "Give `learn` a run_dir, and go on there with `isqn resume`."
                 )
-            config = self.config.replace(
-                total_timesteps=int(steps), epoch_steps=int(min(steps, self.config.epoch_steps))
-            )
+            config = self.config.replace(total_timesteps=steps, epoch_steps=min(steps, self.config.epoch_steps))
         else:
             if run_dir is not None and Path(run_dir) != self._run_dir:
                 raise UserError(f"This model learns in {self._run_dir}; it cannot go on in {run_dir}.")
             steps_so_far = self.config.num_epochs * self.config.epoch_steps
-            config = self.config.replace(total_timesteps=steps_so_far + int(steps))
+            config = self.config.replace(total_timesteps=steps_so_far + steps)
         run.require_possible(config, self.spec, on_host=self._env is not None)
         folder = self._run_dir or (Path(run_dir) if run_dir is not None else self._temporary())
         with record.lock_run([folder]):
@@ -159,11 +157,9 @@ class Model:
         self._require_offline(True, "fit")
         if self.num_timesteps:
             raise UserError("A model is fitted once, from its start; make another one to fit again.")
-        updates = self.config.num_updates if num_updates is None else num_updates
-        if not isinstance(updates, int | np.integer) or updates < 1:
-            raise UserError(f"num_updates is {updates!r}; it must be a whole number of at least 1.")
-        epoch_updates = min(int(updates), self.config.epoch_updates)
-        config = self.config.replace(dataset=str(dataset), num_updates=int(updates), epoch_updates=epoch_updates)
+        updates = _require_count("num_updates", self.config.num_updates if num_updates is None else num_updates)
+        epoch_updates = min(updates, self.config.epoch_updates)
+        config = self.config.replace(dataset=str(dataset), num_updates=updates, epoch_updates=epoch_updates)
         spec = run.specification(config)
         _require_same_shapes(self.spec, spec)
         run.require_possible(config, spec, on_host=True)
@@ -268,6 +264,13 @@ class Model:
         return f"Model({self.config.label!r}, {json.dumps(self.spec.id)}, {self.num_timesteps:,} steps)"
 
 
+def _require_count(name: str, value: Any) -> int:
+    """Return a whole number of at least 1; refuse anything else."""
+    if not isinstance(value, int | np.integer) or value < 1:
+        raise UserError(f"{name} is {value!r}; it must be a whole number of at least 1.")
+    return int(value)
+
+
 def _require_same_shapes(learned: EnvSpec, other: EnvSpec) -> None:
     """Refuse an environment whose observations or actions differ from those that a model was made for."""
     bounds = [(spec.action_low, spec.action_high, spec.action_box) for spec in (learned, other)]
@@ -296,8 +299,7 @@ def evaluate(
 
     A policy acts by its mean. Other agents act as in training, with `epsilon`, by default 0.001.
     """
-    if not isinstance(episodes, int | np.integer) or episodes < 1:
-        raise UserError(f"episodes is {episodes!r}; it must be a whole number of at least 1.")
+    episodes = _require_count("episodes", episodes)
     if epsilon is not None and not 0 <= epsilon <= 1:
         raise UserError(f"epsilon is {epsilon!r}; it must be between 0 and 1.")
     own_env: Environment | None = model._env if env is None else None
