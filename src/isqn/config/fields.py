@@ -168,7 +168,7 @@ def docs(kind: type) -> dict[str, str]:
     """Return the docstring of each field, which is its line in `--help` and its comment in `config.toml`."""
     all_docs: dict[str, str] = {}
     for part in reversed(kind.__mro__):
-        if dataclasses.is_dataclass(part) and part.__module__ != __name__:
+        if dataclasses.is_dataclass(part):
             all_docs |= _docs_of_class(part)
     return {name: all_docs.get(name, "") for name in field_names(kind)}
 
@@ -245,7 +245,7 @@ def _checked(name: str, value: Any, hint: Any) -> Any:
     if hint in (int, bool, str) and type(value) is not hint:
         raise refuse(f"must be of type {hint.__name__}")
     if hint is int and value > MAX_INTEGER and name != "seed":  # its limit depends on --num-seeds
-        raise UserError(f"{flag(name)} is {value}; it must be at most {MAX_INTEGER}.")
+        raise refuse(f"must be at most {MAX_INTEGER}")
     return value
 
 

@@ -38,9 +38,9 @@ class Policy(NamedTuple):
     project: Callable[[Params], Params]
 
 
-def make_torso_settings(settings: Mapping[str, Any], **more: Any) -> TorsoSettings:
+def make_torso_settings(settings: Mapping[str, Any]) -> TorsoSettings:
     """Return the settings of the layers from those of a config."""
-    return TorsoSettings(**{**settings, "dtype": jnp.dtype(settings["dtype"]), **more})
+    return TorsoSettings(**{**settings, "dtype": jnp.dtype(settings["dtype"])})
 
 
 def torso_name(requested: str, spec: EnvSpec, settings: TorsoSettings, *, is_critic: bool = False) -> str:

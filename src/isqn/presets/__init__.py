@@ -51,9 +51,8 @@ def preset_for(env_id: str, agent: str = "dqn") -> str:
     return next(name for fits, name in choices if fits(env_id))
 
 
-def default_config(agent: str, env_id: str | None = None) -> Run:
+def default_config(agent: str, env_id: str) -> Run:
     """Return the settings that fit an environment if no preset is asked for."""
-    env_id = env_id or make_config(agent).env_id
     if not presets_of(agent):
         return make_config(agent, env_id=env_id)
     return preset_config(preset_for(env_id, agent), agent).replace(env_id=env_id)
