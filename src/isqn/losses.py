@@ -80,11 +80,11 @@ def categorical(online: Values, target: Values, transition: Transition, *, value
     the target; its probability is split between the two nearest atoms.
     """
     atoms = value_atoms(len(online.now), value_bound)
-    moved = jnp.clip(transition.reward + transition.discount * atoms, -value_bound, value_bound)
-    places = (moved + value_bound) * ((len(atoms) - 1) / (2 * value_bound))
-    shares = jnp.maximum(0, 1 - jnp.abs(places[:, None] - jnp.arange(len(atoms))))  # (moved, atom)
-    aim = jnp.matmul(jax.nn.softmax(target.next), shares, precision="highest")  # float32 on accelerators too
-    return -jnp.sum(aim * jax.nn.log_softmax(online.now))
+    shifted_atoms = jnp.clip(transition.reward + transition.discount * atoms, -value_bound, value_bound)
+    positions = (shifted_atoms + value_bound) * ((len(atoms) - 1) / (2 * value_bound))
+    weights = jnp.maximum(0, 1 - jnp.abs(positions[:, None] - jnp.arange(len(atoms))))  # (shifted atom, atom)
+    projected = jnp.matmul(jax.nn.softmax(target.next), weights, precision="highest")  # float32 on accelerators too
+    return -jnp.sum(projected * jax.nn.log_softmax(online.now))
 
 
 def value_atoms(count: int, bound: float) -> Array:

@@ -26,8 +26,7 @@ class Activation(nn.Module):
     """ReLU with optional LayerNorm before it and BatchNorm after it (paper, appendix E)."""
 
     settings: TorsoSettings
-    layer_norm: bool = True  # whether the setting's LayerNorm applies here
-    batch_norm: bool = True  # whether the setting's BatchNorm applies here
+    normalise: bool = True  # whether the setting's LayerNorm and BatchNorm apply here
     flatten: bool = False
 
     @nn.compact
@@ -36,7 +35,7 @@ class Activation(nn.Module):
             # The gradients of the adjacent layers are outer products. The barriers keep XLA from computing their
             # factors again for each element of the product.
             x = jax.lax.optimization_barrier(x)
-        if self.settings.layer_norm and self.layer_norm:
+        if self.settings.layer_norm and self.normalise:
             x = (
                 parameter_free_layer_norm(x, self.settings.layer_norm_axes)
                 if self.settings.is_streaming
@@ -46,7 +45,7 @@ class Activation(nn.Module):
         self.sow("intermediates", "units", x)  # read by the probes; free otherwise
         if self.flatten:
             x = x.reshape(x.shape[0], -1)
-        if self.settings.batch_norm and self.batch_norm:
+        if self.settings.batch_norm and self.normalise:
             x = BatchNorm(self.settings)(x, train)
         return x
 
@@ -125,7 +124,7 @@ class Impala(nn.Module):
             for _ in range(2):
                 block = Activation(self.settings)(x, train)
                 block = Conv(features, 3, dtype=self.settings.dtype, kernel_init=nn.initializers.lecun_normal())(block)
-                block = Activation(self.settings, layer_norm=False, batch_norm=False)(block, train)
+                block = Activation(self.settings, normalise=False)(block, train)
                 block = Conv(features, 3, dtype=self.settings.dtype, kernel_init=nn.initializers.lecun_normal())(block)
                 x = x + block
         x = Activation(self.settings, flatten=True)(x, train)
