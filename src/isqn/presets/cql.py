@@ -24,14 +24,13 @@ _ATARI = CqlConfig(
     # not specified in the paper
     log_period_updates=2_500,
 )
-_CQL = CqlConfig(loss="cql", conservative_weight=0.1, batch_size=32, discount=0.99)
 
 PRESETS = {
     "atari-cql": Preset("offline CQL on Atari: IMPALA with LayerNorm", _ATARI),
     # Ours: network and learning rate of the online runs that log the datasets.
     "minatar-cql": Preset(
         "offline CQL on MinAtar",
-        _CQL.replace(
+        CqlConfig(
             env_id="MinAtar/Breakout-v1",
             torso="minatar",
             learning_rate=2.5e-4,
@@ -45,7 +44,7 @@ PRESETS = {
     ),
     "classic-cql": Preset(
         "offline CQL on vector observations: MLP 2 × 128",
-        _CQL.replace(
+        CqlConfig(
             env_id="CartPole-v1",
             hidden_sizes=(128, 128),
             learning_rate=1e-3,
@@ -57,7 +56,7 @@ PRESETS = {
     ),
     "toy-cql": Preset(
         "offline CQL on a toy problem with known values, in seconds",
-        _CQL.replace(
+        CqlConfig(
             env_id="isqn/Chain-v0",
             hidden_sizes=(64,),
             discount=0.9,
