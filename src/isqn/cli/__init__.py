@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -27,23 +27,18 @@ isqn {__version__}: deep Q-learning without a target network.
 The method is implemented in src/isqn/schemes.py and src/isqn/losses.py."""
 
 
-def _command(module: str) -> Callable[[list[str]], int]:
-    """Return a command that imports its module when it is called, so that other commands are fast."""
-    return lambda args: import_module(f"isqn.cli.{module}").run(args)
-
-
-COMMANDS: dict[str, Callable[[list[str]], int]] = {
-    "train": _command("train"),
-    "resume": _command("resume"),
-    "study": _command("study"),
-    "report": _command("report"),
-    "eval": _command("evaluate"),
-    "play": _command("play"),
-    "data": _command("data"),
-    "probe": _command("probe"),
-    "cost": _command("cost"),
-    "list": _command("listing"),
-    "doctor": _command("doctor"),
+COMMANDS = {  # name -> the module of this package that runs it, imported when it is called, so that others are fast
+    "train": "train",
+    "resume": "resume",
+    "study": "study",
+    "report": "report",
+    "eval": "evaluate",
+    "play": "play",
+    "data": "data",
+    "probe": "probe",
+    "cost": "cost",
+    "list": "listing",
+    "doctor": "doctor",
 }
 
 
@@ -68,7 +63,7 @@ def main(argv: list[str] | None = None) -> int:
             raise UsageError("--import is empty; give it a value, or leave it out.")
         import_all(global_flags.imports)
         with _plain_warnings():
-            code = COMMANDS[command](rest)
+            code = import_module(f"isqn.cli.{COMMANDS[command]}").run(rest)
         sys.stdout.flush()
         return code
     except UserError as error:
