@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from inspect import get_annotations, signature
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast, get_args
 
 from isqn.config.fields import (
     alias_flags,
@@ -50,13 +50,16 @@ _BUILT_IN = {  # name -> the module that registers it, imported when the agent i
 _NOT_SETTINGS = ("preset", "config", "run_dir", "overwrite", "show_diff", "quiet", "debug", "import", "help", "name")
 
 
+Actions = Literal["discrete", "continuous", "tokens"]
+
+
 class AgentKind(NamedTuple):
     """Entry of the registry."""
 
     name: str
     config: type[Run]  # its config, without the settings of losses that users register
     make: Callable[[Any, Any], Agent]  # config, specification of the environment -> agent
-    actions: Literal["discrete", "continuous", "tokens"]
+    actions: Actions
     loop: str  # the module that trains it, such as "isqn.train.online"
     presets_of: str  # the agent whose presets also fit this one
     evaluation_rule: str  # acting rule in `isqn eval`; "": as in training
@@ -75,7 +78,7 @@ def register_agent(
     config: type[Run],
     make: Callable[[Any, Any], Agent],
     *,
-    actions: Literal["discrete", "continuous", "tokens"] = "discrete",
+    actions: Actions = "discrete",
     loop: str = "isqn.train.online",
     presets_of: str = "",
     evaluation_rule: str = "",
@@ -85,13 +88,12 @@ def register_agent(
     `loop` names the module that trains it, which offers what `isqn.train.run.Loop` lists.
     """
     _require_config("register_agent: config", config, Run)
-    if getattr(config, "agent", None) != name:
-        given = getattr(config, "agent", None)
+    if (given := getattr(config, "agent", None)) != name:
         raise UserError(f"register_agent: {config.__name__}.agent is {given!r}; it must be {name!r}.")
     if not callable(make):
         raise UserError(f"register_agent: make is {make!r}; it must be a function (config, spec) -> Agent.")
-    if actions not in (kinds := ("discrete", "continuous", "tokens")):
-        raise UserError(f"register_agent: actions is {actions!r}; {nearest(str(actions), kinds)}")
+    if actions not in get_args(Actions):
+        raise UserError(f"register_agent: actions is {actions!r}; {nearest(str(actions), get_args(Actions))}")
     for attribute in ("length", "epoch_length", "log_period"):
         if not hasattr(config, attribute):
             raise UserError(
@@ -120,10 +122,10 @@ def agent_names() -> tuple[str, ...]:
 
 def find_agent(name: Any) -> AgentKind:
     """Return the entry of an agent; refuse an unknown name."""
-    if isinstance(name, str) and name in _BUILT_IN and name not in _KINDS:
-        import_module(_BUILT_IN[name])
-    if not isinstance(name, str) or name not in _KINDS:
+    if name not in agent_names():
         raise UserError(f"--agent is {name!r}; {nearest(str(name), agent_names())}")
+    if name not in _KINDS:
+        import_module(_BUILT_IN[name])
     return _KINDS[name]
 
 
