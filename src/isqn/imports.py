@@ -34,6 +34,12 @@ def import_all(names: Iterable[str], given_by: str = "--import") -> None:
             IMPORTED.append(name)
 
 
+def import_module_of(env_id: str, given_by: str) -> None:
+    """Import the module in an environment id, if there is one."""
+    if module := module_of(env_id):
+        import_all([module], given_by)
+
+
 def _reason(error: BaseException, name: str) -> str:
     if isinstance(error, FileNotFoundError) and error.filename == name:
         return "there is no such file"

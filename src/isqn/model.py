@@ -23,7 +23,7 @@ from isqn.config.run import Offline
 from isqn.config.toml import to_toml
 from isqn.data.files import DamagedFile
 from isqn.envs.adapter import Environment, make_environment
-from isqn.imports import import_all, module_of
+from isqn.imports import import_module_of
 from isqn.presets import default_config, preset_config
 from isqn.schemes import TargetScheme, infer_k
 from isqn.train import checkpoint, record, run
@@ -59,8 +59,8 @@ class Model:
             env = fields.pop("env_id", make_config(algorithm).env_id)
         elif "env_id" in fields:
             raise UserError("isqn.Model: env and env_id are the same setting; give one.")
-        if isinstance(env, str) and module_of(env):
-            import_all([module_of(env)], f"env {env}")
+        if isinstance(env, str):
+            import_module_of(env, f"env {env}")
         self._env = None if isinstance(env, str) else make_environment(env)
         env_id = self._env.spec.id if self._env else str(env)
         base = default_config(algorithm, env_id) if preset == "auto" else preset_config(preset, algorithm)

@@ -16,7 +16,7 @@ from isqn.cli.parse import HELP_ENDING, UsageError, arg, parse, parse_some
 from isqn.cli.tables import table
 from isqn.config.fields import field_names, name_as_given, nearest, require_effect
 from isqn.config.run import Run
-from isqn.imports import import_all, module_of
+from isqn.imports import import_module_of
 from isqn.losses import LOSSES
 from isqn.presets import default_config, preset_config, preset_for, presets_of
 
@@ -97,7 +97,7 @@ def _list_agents() -> int:
 def _base_config(args: Sequence[str], agent: str | None) -> tuple[Run, str]:
     """Return the config that the flags change, and the name of its source: a file, a preset, or the environment."""
     base = parse_some(Base, args, f"isqn train {agent or 'dqn'}")
-    import_all([module_of(base.env_id)] if module_of(base.env_id) else [], f"--env-id {base.env_id}")
+    import_module_of(base.env_id, f"--env-id {base.env_id}")
     if base.config_file:
         if base.preset:
             raise UsageError("--config and --preset both say where to start from; give one of them.")
