@@ -43,11 +43,12 @@ def run(args: Sequence[str]) -> int:
     from isqn.train.progress import say
     from isqn.train.run import loop_of
 
-    spec, work = loop_of(config).specification(config), loop_of(config).WORK
+    loop = loop_of(config)
+    spec, work = loop.specification(config), loop.WORK
     if not (options.json or sys.stderr.isatty()):
         say(f"counting the work of {len(COMPARED_SCHEMES)} schemes")
     rows = []
-    for row in _rows(config, spec, work):
+    for row in _rows(config, spec, loop):
         rows.append(row)
         if not options.json and sys.stderr.isatty():
             print(f"\rcounting {len(rows)}/{len(COMPARED_SCHEMES)} ", end="", file=sys.stderr)
@@ -75,17 +76,15 @@ def _config(options: Cost) -> Run:
     return config
 
 
-def _rows(config: Any, spec: Any, work: str) -> Iterator[dict[str, Any]]:
+def _rows(config: Any, spec: Any, loop: Any) -> Iterator[dict[str, Any]]:
     """Yield the costs of each scheme."""
     from isqn.analysis.cost import COMPARED_SCHEMES, measure_size
-    from isqn.train.run import loop_of
 
-    loop = loop_of(config)
     target_based = measure_size(config.replace(scheme="target-based", num_bellman_iterations=1), spec)
     for scheme, k in COMPARED_SCHEMES:
         variant = config.replace(scheme=scheme, num_bellman_iterations=k)
         its_size = measure_size(variant, spec)
-        row = {"label": variant.label, **its_size._asdict(), f"flops_per_{work}": loop.flops(variant, spec)}
+        row = {"label": variant.label, **its_size._asdict(), f"flops_per_{loop.WORK}": loop.flops(variant, spec)}
         row["kept_parameters"] = its_size.total_parameters
         row["saved_share"] = 1 - its_size.total_parameters / target_based.total_parameters
         row["saved_share_of_critic"] = 1 - its_size.critic_parameters / target_based.critic_parameters
