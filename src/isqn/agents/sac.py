@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 # (state, batch, key) -> state with the policy, or the critic, updated; metrics
 PartialUpdate = Callable[[AgentState, Transition, Array], tuple[AgentState, Metrics]]
 
-BatchNormed = Needs(lambda config: config.uses_batch_norm, "--joint-batch-norm yes")
+NEEDS_BATCH_NORM = Needs(lambda config: config.uses_batch_norm, "--joint-batch-norm yes")
 
 
 @dataclass(frozen=True)
@@ -79,15 +79,15 @@ class SacConfig(MovingHeads, Normalisation, PairWeights, Torso, Adam, Replay, In
     """Largest absolute value of an atom. Larger returns are clipped or, with --normalise-rewards, scaled down."""
     joint_batch_norm: Literal["auto", "yes", "no"] = "auto"
     """BatchNorm in the critic, with s and s' in one batch. auto: for schemes without a target network."""
-    batch_norm_epsilon: Annotated[float, POSITIVE, BatchNormed] = 1e-5
+    batch_norm_epsilon: Annotated[float, POSITIVE, NEEDS_BATCH_NORM] = 1e-5
     """Epsilon of BatchNorm. Not specified in the paper; CrossQ: 1e-3."""
-    batch_norm_kind: Annotated[Literal["plain", "renorm"], BatchNormed] = "plain"
+    batch_norm_kind: Annotated[Literal["plain", "renorm"], NEEDS_BATCH_NORM] = "plain"
     """BatchNorm, or the batch renormalisation of CrossQ. Not specified in the paper."""
-    batch_norm_input: Annotated[bool, BatchNormed] = False
+    batch_norm_input: Annotated[bool, NEEDS_BATCH_NORM] = False
     """BatchNorm also on the inputs, as in CrossQ. Not specified in the paper."""
-    batch_norm_policy: Annotated[bool, BatchNormed] = False
+    batch_norm_policy: Annotated[bool, NEEDS_BATCH_NORM] = False
     """BatchNorm also in the policy, as in CrossQ; the actor loss updates its averages. Not specified in the paper."""
-    policy_loss_statistics: Annotated[Literal["running", "batch"], BatchNormed] = "running"
+    policy_loss_statistics: Annotated[Literal["running", "batch"], NEEDS_BATCH_NORM] = "running"
     """BatchNorm statistics of the critic in the actor loss, which never updates them. Not specified in the paper."""
     policy_value: Literal["weighted-mean", "weighted-sum-over-k", "first", "last"] = "weighted-mean"
     """Value in the actor loss: sum of w_k Q_k, divided by the sum of w_k or by K; the first head; or the last."""

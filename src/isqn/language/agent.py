@@ -27,14 +27,11 @@ from isqn.config.fields import (
 from isqn.config.parts import Adam, MovingHeads, PairWeights
 from isqn.config.run import LearningRate, Offline, TargetStepSize, TargetUpdatePeriod
 from isqn.keys import device_key
+from isqn.language.game import ENV_ID, LENGTH
 from isqn.language.types import TextSpec, Tokens
 from isqn.language.words import WORD_LISTS
 from isqn.lazy import jax, jnp
 from isqn.types import Array
-
-WORDLE = "isqn/Wordle-v0"
-LONGEST_GAME = 74  # tokens
-HasCopy = Needs(lambda config: config.target_scheme.num_copies > 0, "a --scheme with a target network")
 
 
 @dataclass(frozen=True)
@@ -43,7 +40,7 @@ class IlqlConfig(MovingHeads, PairWeights, Adam, Offline):
 
     agent = "ilql"
 
-    env_id: str = WORDLE
+    env_id: str = ENV_ID
     """Environment; only isqn/Wordle-v0."""
     target_update_period: TargetUpdatePeriod = 1
     """Target update period (T) in gradient steps."""
@@ -119,7 +116,10 @@ class IlqlConfig(MovingHeads, PairWeights, Adam, Offline):
         ),
     ] = "weights"
     """Quantity averaged over the heads: exp(beta (Q - V)), as in the paper, or Q - V."""
-    deciding_q: Annotated[Literal["target", "online"], HasCopy] = "target"
+    deciding_q: Annotated[
+        Literal["target", "online"],
+        Needs(lambda config: config.target_scheme.num_copies > 0, "a --scheme with a target network"),
+    ] = "target"
     """Network whose Q-values weight tokens, with a target network. Not specified in the paper; ILQL's code: target."""
     num_layers: Annotated[int, AT_LEAST_ONE] = 12
     """Number of layers of each GPT-2. Default: GPT-2 small."""
@@ -140,15 +140,15 @@ class IlqlConfig(MovingHeads, PairWeights, Adam, Offline):
 
     def check_together(self) -> None:
         super().check_together()
-        require(self, "env_id", self.env_id == WORDLE, f"must be {WORDLE} for ilql")
+        require(self, "env_id", self.env_id == ENV_ID, f"must be {ENV_ID} for ilql")
         micro = self.micro_batch_size or self.batch_size
         rule = f"must be 0 or divide --batch-size ({self.batch_size})"
         require(self, "micro_batch_size", self.batch_size % micro == 0, rule)
         heads = self.attention_heads
         rule = f"must be a multiple of --attention-heads ({heads})"
         require(self, "model_width", self.model_width % heads == 0, rule)
-        rule = f"must be at least {LONGEST_GAME}, for six guesses"
-        require(self, "num_positions", self.num_positions >= LONGEST_GAME, rule)
+        rule = f"must be at least {LENGTH}, for six guesses"
+        require(self, "num_positions", self.num_positions >= LENGTH, rule)
         if self.target_scheme.num_copies:
             require(self, "bellman_heads", self.bellman_heads == "A", "must be A with a target network: it has no V")
         shared = self.averaged_heads == "learned" or self.scheme == "iterated-shared"

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from isqn.data.files import replace_text
 from isqn.keys import host_generator
 from isqn.language.game import (
+    ACTION_TOKENS,
     COLOURS,
     EMOJI,
     END_ACTION,
@@ -277,12 +278,12 @@ def to_tokens(games: Trajectories, words: Array, *, official: bool = False) -> T
     """Return games of words as tokens, with their rewards."""
     played = Games(words[games.hidden], official=official)
     num_guesses = (games.guesses >= 0).sum(axis=1)
-    rewards = np.zeros((len(num_guesses), MAX_GUESSES * (LETTERS + 1)), np.float32)
+    rewards = np.zeros((len(num_guesses), MAX_GUESSES * ACTION_TOKENS), np.float32)
     for turn in range(MAX_GUESSES):
         ends = np.full((len(num_guesses), 1), END_ACTION)
         letters = np.concatenate([words[games.guesses[:, turn]], ends], axis=1)
         for place, column in enumerate(letters.T):
-            rewards[:, turn * (LETTERS + 1) + place] = played.step(column, num_guesses > turn)
+            rewards[:, turn * ACTION_TOKENS + place] = played.step(column, num_guesses > turn)
     return Tokens(played.tokens, num_guesses.astype(np.int32), played.over, rewards)
 
 
