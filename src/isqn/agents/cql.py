@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from isqn.agents import dqn
-from isqn.agents.dqn import meta_label
 from isqn.agents.registry import register_agent
 from isqn.config.fields import AT_LEAST_ONE, AT_LEAST_ZERO, NONE_OR_NUMBER, PLACE, POSITIVE
 from isqn.config.parts import Adam, Batches, BatchNorm, MetaGradient, PairLoss, ScaledTorso
@@ -40,11 +39,13 @@ class CqlConfig(PairLoss, MetaGradient, BatchNorm, ScaledTorso, Adam, Batches, O
     """Evaluation loop. compiled: one program with an environment written in JAX. auto: compiled if possible."""
 
     @property
+    def algorithm(self) -> str:  # type: ignore[override]
+        has_online_method = self.loss != "cql" and LOSSES[self.loss].bootstraps  # with the same loss
+        return ("offline " if has_online_method else "") + super().algorithm
+
+    @property
     def label(self) -> str:
-        if not LOSSES[self.loss].bootstraps:
-            return self.algorithm
-        offline = "" if self.loss == "cql" else "offline "  # to tell it from the online method with the same loss
-        return meta_label(self) + self.target_scheme.label(offline + self.algorithm)
+        return super().label if LOSSES[self.loss].bootstraps else self.algorithm
 
 
 register_agent("cql", CqlConfig, dqn.make, loop="isqn.train.from_dataset")

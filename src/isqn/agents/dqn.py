@@ -47,17 +47,8 @@ class DqnConfig(PairLoss, MetaGradient, BatchNorm, ScaledTorso, Adam, Replay, Ep
     """Compress frames in the replay buffer, without loss. auto: for images in the host loop."""
 
     @property
-    def label(self) -> str:
-        return meta_label(self) + self.target_scheme.label(self.algorithm)
-
-    @property
     def held_out_size(self) -> int:  # type: ignore[override]
         return self.batch_size if self.analysis else 0
-
-
-def meta_label(config: MetaGradient) -> str:
-    """Return the prefix of the method's name."""
-    return {"none": "", "adam": "Meta ", "sgd": "Meta-SGD "}[config.meta_gradient]
 
 
 def make(config: Any, spec: EnvSpec) -> Agent:

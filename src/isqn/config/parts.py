@@ -146,6 +146,10 @@ class MetaGradient(PairWeights, GreedyHeads):
         uniform = self.acting_rule == "uniform"
         require(self, "acting_rule", uniform, "must be uniform with --meta-gradient, which weighs the draw")
 
+    @property
+    def label(self) -> str:
+        return {"none": "", "adam": "Meta ", "sgd": "Meta-SGD "}[self.meta_gradient] + super().label
+
 
 @dataclass(frozen=True)
 class PairLoss(Run):
