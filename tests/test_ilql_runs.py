@@ -134,7 +134,7 @@ def test_the_policy_to_be_used_is_not_overwritten(trained):
 def test_the_name_of_a_word_list_is_never_a_path(tmp_path, monkeypatch):
     """A folder or a file of the same name is neither read nor in the way; any other word list is a file."""
     for name in WORD_LISTS:
-        assert SMALL.replace(word_list=name).places == {}
+        assert SMALL.replace(word_list=name).input_paths == {}
         assert len(load_words(name)) > 200
     monkeypatch.chdir(tmp_path)
     Path("common").mkdir()

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from isqn.agents import dqn
 from isqn.agents.registry import register_agent
-from isqn.config.fields import AT_LEAST_ONE, AT_LEAST_ZERO, NONE_OR_NUMBER, PLACE, POSITIVE
+from isqn.config.fields import AT_LEAST_ONE, AT_LEAST_ZERO, INPUT_PATH, NONE_OR_NUMBER, POSITIVE
 from isqn.config.parts import Adam, Batches, BatchNorm, MetaGradient, PairLoss, ScaledTorso
 from isqn.config.run import Offline, TargetUpdatePeriod
 from isqn.losses import LOSSES
@@ -23,7 +23,7 @@ class CqlConfig(PairLoss, MetaGradient, BatchNorm, ScaledTorso, Adam, Batches, O
     """Loss of each pair: conservative Q-learning (cql), behaviour cloning (cloning), or others (`isqn list losses`)."""
     target_update_period: TargetUpdatePeriod = 2_000
     """Target update period (T) in gradient steps."""
-    dataset: Annotated[str, PLACE] = ""
+    dataset: Annotated[str, INPUT_PATH] = ""
     """Folder of the dataset to learn from (made by `isqn data`). It also sets the environment."""
     protocol: str = "auto"
     """Preprocessing protocol, as for `isqn train dqn`. auto: the protocol of the dataset."""

@@ -92,7 +92,7 @@ class Mark:
 
 
 MAY_CHANGE = Mark("may change between a stop and a resume")
-PLACE = Mark("path that a run reads; it may change too, because checkpoints have a digest of its contents")
+INPUT_PATH = Mark("path that a run reads; it may change too, because checkpoints have a digest of its contents")
 
 
 NONE_OR_NUMBER = tyro.conf.arg(metavar="None|FLOAT")  # tyro's own words are {None}|FLOAT

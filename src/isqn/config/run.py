@@ -15,9 +15,9 @@ from isqn.config import fields
 from isqn.config.fields import (
     AT_LEAST_ONE,
     AT_LEAST_ZERO,
+    INPUT_PATH,
     MAX_INTEGER,
     MAY_CHANGE,
-    PLACE,
     PROBABILITY,
     Needs,
     Range,
@@ -167,14 +167,14 @@ class Run:
 
     def resume_fields(self) -> dict[str, Any]:
         """Return the settings that must not change between a stop and a resume, as JSON values."""
-        may_change = {*fields.marks(type(self), MAY_CHANGE), *fields.marks(type(self), PLACE)}
+        may_change = {*fields.marks(type(self), MAY_CHANGE), *fields.marks(type(self), INPUT_PATH)}
         settings = {"agent": self.agent} | {n: v for n, v in dataclasses.asdict(self).items() if n not in may_change}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in settings.items()}
 
     @property
-    def places(self) -> dict[str, str]:
+    def input_paths(self) -> dict[str, str]:
         """Paths that a run reads: setting -> path."""
-        paths = {name: getattr(self, name) for name in fields.marks(type(self), PLACE)}
+        paths = {name: getattr(self, name) for name in fields.marks(type(self), INPUT_PATH)}
         return {name: path for name, path in paths.items() if path}
 
     def of_seed(self, index: int) -> Self:

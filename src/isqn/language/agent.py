@@ -14,7 +14,7 @@ from isqn.agents.registry import register_agent
 from isqn.config.fields import (
     AT_LEAST_ONE,
     AT_LEAST_ZERO,
-    PLACE,
+    INPUT_PATH,
     PROBABILITY,
     Needs,
     Range,
@@ -48,7 +48,7 @@ class IlqlConfig(MovingHeads, PairWeights, Adam, Offline):
     learning_rate: LearningRate = 1e-3
     acting_rule: Literal["greedy", "sample"] = "greedy"
     """Decoding: the best token (greedy), or a sample."""
-    data_path: Annotated[str, PLACE] = ""
+    data_path: Annotated[str, INPUT_PATH] = ""
     """Path to recorded Wordle games: tweets.csv or ILQL's JSON. If empty, games are simulated."""
     players: Annotated[Literal["people", "mixture"], Needs(lambda config: not config.data_path, "no --data-path")] = (
         "people"
@@ -78,9 +78,9 @@ class IlqlConfig(MovingHeads, PairWeights, Adam, Offline):
     """Seed of the drawn words, which are the same for all seeds of the run."""
     official_colours: bool = False
     """Official rule for repeated letters: only as many are yellow as the word has. Off: all are, as in ILQL's code."""
-    policy_checkpoint: Annotated[str, PLACE] = ""
+    policy_checkpoint: Annotated[str, INPUT_PATH] = ""
     """Run folder of a trained policy, used without further training. If empty, a policy is trained."""
-    gpt2_weights: Annotated[str, PLACE] = ""
+    gpt2_weights: Annotated[str, INPUT_PATH] = ""
     """Path to initial GPT-2 weights (model.safetensors). If empty, random, as in ILQL's code."""
     evaluation_games: Annotated[int, AT_LEAST_ZERO] = 0
     """Games per evaluation. 0: one game for each word, which covers all games if decoding is greedy."""
@@ -159,8 +159,8 @@ class IlqlConfig(MovingHeads, PairWeights, Adam, Offline):
         return self.target_scheme.num_copies  # heads are small beside the networks
 
     @property
-    def places(self) -> dict[str, str]:
-        return super().places | ({} if self.word_list in WORD_LISTS else {"word_list": self.word_list})
+    def input_paths(self) -> dict[str, str]:
+        return super().input_paths | ({} if self.word_list in WORD_LISTS else {"word_list": self.word_list})
 
 
 def make(config: IlqlConfig, spec: TextSpec) -> Agent:

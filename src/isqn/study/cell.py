@@ -86,7 +86,7 @@ def require_settings(folder: Path, asked: Any) -> Any:
 
 def _places(config: Any) -> dict[str, str]:
     """Return the paths that a run reads; {seed} in a path stands for the seed."""
-    return {name: place.replace("{seed}", str(config.seed)) for name, place in config.places.items()}
+    return {name: place.replace("{seed}", str(config.seed)) for name, place in config.input_paths.items()}
 
 
 # -- methods and their names

@@ -92,7 +92,7 @@ def start(config: Run, run_dir: Path | None = None, *, overwrite: bool = False, 
     require_possible(config, specification(config), is_new=True)
     for folder in folders:
         record.require_free(folder, overwrite)
-        for place in config.places.values():
+        for place in config.input_paths.values():
             if folder.resolve().is_relative_to(Path(place).resolve()):
                 raise UserError(f"{folder} lies in {place}, which is learned from; choose another --run-dir.")
             if Path(place).resolve().is_relative_to(folder.resolve()):
