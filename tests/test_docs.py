@@ -30,7 +30,7 @@ from isqn.presets import PRESETS
 from isqn.schemes import SCHEMES
 from isqn.study.grid import read_study
 from isqn.train import record
-from isqn.train.functions import make_agent, zero_totals
+from isqn.train.functions import make_run_agent, zero_totals
 from isqn.train.probes import probe_columns
 from isqn.train.session import metrics_columns
 from isqn.types import EnvSpec
@@ -167,7 +167,7 @@ def test_columns_of_metrics():
     def header(agent: str = "dqn", spec: EnvSpec = SMALL, **fields) -> list[str]:
         sizes = {} if agent == "ilql" else {"hidden_sizes": (4,)}
         config = make_config(agent).replace(**sizes, **fields)
-        totals = zero_totals(make_agent(config, spec), config, spec)
+        totals = zero_totals(make_run_agent(config, spec), config, spec)
         return list(metrics_columns(totals, probe_columns(config)))
 
     text = section("docs/files.md", "metrics.csv")

@@ -25,7 +25,7 @@ from isqn.language.words import WORD_LISTS, load_words
 from isqn.presets import preset_config
 from isqn.study.grid import read_study
 from isqn.train import checkpoint, record, run
-from isqn.train.functions import make_agent
+from isqn.train.functions import make_run_agent
 from isqn.types import Interrupted, UserError
 
 LENGTHS = {"num_updates": 12, "epoch_updates": 6, "log_period_updates": 4, "analysis_samples": 16}
@@ -194,7 +194,7 @@ def test_gpt2_weights_are_loaded_into_all_torsos(tmp_path):
     weights = gpt2_weights(SMALL.model_width, 1, 35, 1_024)
     save_file(weights, tmp_path / "model.safetensors")
     config = SMALL.replace(gpt2_weights=str(tmp_path / "model.safetensors"), scheme="target-based")
-    state = training.initialise(config, jax.jit(make_agent(config, SPEC).init)(0))
+    state = training.initialise(config, jax.jit(make_run_agent(config, SPEC).init)(0))
     for torso in (state.policy, state.params["torso"]["gpt2"], state.copies[0]["torso"]["gpt2"]):
         np.testing.assert_array_equal(torso["tokens"], weights["wte.weight"])
         np.testing.assert_array_equal(torso["layers"]["attend"]["kernel"][0], weights["h.0.attn.c_attn.weight"])

@@ -24,7 +24,7 @@ from isqn.study import drive, engines
 from isqn.study.grid import Study
 from isqn.train import checkpoint, offline, record, run
 from isqn.train.evaluate import host_evaluation, native_evaluation
-from isqn.train.functions import make_agent
+from isqn.train.functions import make_run_agent
 from isqn.types import Interrupted, Transition, UserError, Values
 
 SCHEMES = [("target-based", 1), ("iterated-shared", 2), ("iterated-target-based", 2)]
@@ -92,7 +92,7 @@ def test_cloning_learns_the_frequencies_of_actions():
     """In the only state, action 2 is taken three times of four."""
     config = CqlConfig(loss="cloning", scheme="target-free", learning_rate=0.05)
     assert config.label == "BC"
-    agent = make_agent(config.replace(hidden_sizes=(5,)), SMALL)
+    agent = make_run_agent(config.replace(hidden_sizes=(5,)), SMALL)
     state, batch = agent.init(0), random_batch(size=4)
     batch = batch._replace(obs=np.ones_like(batch.obs), action=np.array([2, 2, 1, 2], np.int32))
     update = jax.jit(agent.update)
@@ -321,7 +321,7 @@ def test_a_run_resumes_with_a_moved_dataset(data, tmp_path, monkeypatch):
 def test_evaluations_play_whole_games(data):
     """On the chain, a game has at most 100 steps; each environment plays its share of whole games."""
     config = small(data)
-    agent = make_agent(config, run.specification(config))
+    agent = make_run_agent(config, run.specification(config))
     state = agent.init(0)
     common = {"steps": 300, "epsilon": 1.0, "max_episode_steps": 1_000}
     play = {
@@ -338,7 +338,7 @@ def test_evaluations_play_whole_games(data):
 
 def test_native_and_host_evaluations_agree(data):
     config = small(data)
-    agent = make_agent(config, run.specification(config))
+    agent = make_run_agent(config, run.specification(config))
     state = agent.init(0)
     common = {"steps": 20_000, "epsilon": 1.0, "max_episode_steps": 1_000}
     lengths = [

@@ -29,7 +29,7 @@ from isqn.schemes import TargetScheme, infer_k
 from isqn.train import checkpoint, record, run
 from isqn.train.evaluate import Episode, load_agent_state
 from isqn.train.evaluate import evaluate as play
-from isqn.train.functions import make_agent
+from isqn.train.functions import make_run_agent
 from isqn.train.player import require_environment_agent
 from isqn.types import Array, EnvSpec, UserError
 
@@ -83,9 +83,9 @@ class Model:
         self.spec = spec or (self._env.spec if self._env else run.specification(config))
         self.num_timesteps = 0
         self._run_dir: Path | None = None
-        self._agent = make_agent(config, self.spec)
+        self._agent = make_run_agent(config, self.spec)
         no_meta = {"meta_gradient": "none"} if "meta_gradient" in field_names(type(config)) else {}
-        self._deterministic_agent = make_agent(config.replace(acting_rule="mean", **no_meta), self.spec)
+        self._deterministic_agent = make_run_agent(config.replace(acting_rule="mean", **no_meta), self.spec)
         self._act = {False: self._make_act(self._agent), True: self._make_act(self._deterministic_agent)}
         self._num_sampled = 0
 

@@ -16,7 +16,7 @@ from isqn.envs.adapter import make_environment
 from isqn.keys import host_generator
 from isqn.train import online, run
 from isqn.train.evaluate import load_agent_state
-from isqn.train.functions import append_held_out, compile_agent, make_agent, zero_totals
+from isqn.train.functions import append_held_out, compile_agent, make_run_agent, zero_totals
 from isqn.train.play import play
 from isqn.train.player import require_environment_agent
 from isqn.train.probes import probe_features
@@ -55,7 +55,7 @@ def probe_run(
     require_environment_agent(config, "`isqn probe`")
     with naming_missing_imports(run_dir):
         env = make_environment(config.env_id, protocol=config.protocol)
-        trained = make_agent(config, env.spec)
+        trained = make_run_agent(config, env.spec)
     metrics = metrics or available(config)
     for metric in metrics:
         if metric not in available(config):
@@ -65,7 +65,7 @@ def probe_run(
     state, step = load_agent_state(run_dir, trained, which)
     rows = samples + config.num_steps_return
     config = config.replace(analysis=True)
-    agent = make_agent(config, env.spec)
+    agent = make_run_agent(config, env.spec)
     call = compile_agent(agent)
     if config.held_out_size:
         state = call.refresh(state._replace(probe=jax.tree.map(jnp.copy, state.params)))
@@ -121,7 +121,7 @@ def known_values(run_dir: Path) -> KnownValues | None:
     if config.env_id not in toy.PROBLEMS:
         return None
     problem = toy.PROBLEMS[config.env_id]()
-    agent = make_agent(config, run.specification(config))
+    agent = make_run_agent(config, run.specification(config))
     state, _ = load_agent_state(run_dir, agent)
     obs: Any = problem.features
     if config.normalise_observations:

@@ -16,7 +16,7 @@ from isqn.agents.registry import read_config_file
 from isqn.config.fields import flag, nearest_path
 from isqn.data.replay import Memory
 from isqn.envs.adapter import Environment
-from isqn.language.agent import IlqlConfig, make
+from isqn.language.agent import IlqlConfig
 from isqn.language.data import Source, source_from_file, source_from_people, source_from_players
 from isqn.language.game import SPEC, make_spec
 from isqn.language.gpt2 import load_weights
@@ -26,7 +26,7 @@ from isqn.language.types import TextSpec
 from isqn.train import checkpoint, offline, parallel, timing
 from isqn.train.announce import begin_summaries, epoch_line
 from isqn.train.evaluate import load_agent_state
-from isqn.train.functions import agent_bytes, make_agent
+from isqn.train.functions import agent_bytes, make_run_agent
 from isqn.train.progress import Control, Progress, count, free_memory
 from isqn.train.record import read_config
 from isqn.types import Params, UserError
@@ -37,7 +37,7 @@ WORK = "game"  # the unit whose FLOPs are counted
 
 def flops(config: IlqlConfig, spec: TextSpec) -> float:
     """Return the FLOPs of one pass of a game through all networks, from the program before compiling."""
-    state = jax.eval_shape(make(config, spec).init, 0)
+    state = jax.eval_shape(make_run_agent(config, spec).init, 0)
     lowered = jax.jit(make_learner(config, spec, unroll=True).loss).lower(state, spec.batch_shapes(1))
     return float((lowered.cost_analysis() or {}).get("flops", math.nan))
 
@@ -89,7 +89,7 @@ def open_source(config: IlqlConfig) -> Source:
 
 def require_initial_weights(config: IlqlConfig) -> None:
     """Refuse initial weights that cannot be read."""
-    jax.eval_shape(lambda seed: initialise(config, make(config, SPEC).init(seed)), 0)
+    jax.eval_shape(lambda seed: initialise(config, make_run_agent(config, SPEC).init(seed)), 0)
 
 
 def initialise(config: IlqlConfig, state: AgentState) -> AgentState:
@@ -140,7 +140,7 @@ def load_writer(
     config: Any = read_config(run_dir)
     if not isinstance(config, IlqlConfig):
         raise UserError(f"{run_dir} is a run of `isqn train {config.agent}`; words are for runs of `isqn train ilql`.")
-    state, step = load_agent_state(run_dir, make_agent(config, SPEC), which)
+    state, step = load_agent_state(run_dir, make_run_agent(config, SPEC), which)
     if acting_rule != "auto":
         config = config.replace(acting_rule=acting_rule)
     if inverse_temperature is not None:
@@ -157,7 +157,7 @@ def train(config: IlqlConfig, folders: list[Path], env: Environment | None, cont
     with parallel.working_folder(folders[0]) as run_dir:
         source = open_source(config)
         progress.say(f"{config.label} on {config.env_id}: {source.describe()}; seed {config.seed}")
-        agent = make_agent(config, source.spec)
+        agent = make_run_agent(config, source.spec)
         size = agent_bytes(config, source.spec)
         progress.say(f"{size / 1e9:.3g} GB for networks and optimizer; games are made as they are needed.")
         evaluate = make_evaluation(config, source, control.should_stop)
@@ -215,7 +215,7 @@ def _announce_memory(update: Any, progress: Progress) -> None:
 def seconds_per_step(config: IlqlConfig, seconds: float) -> float:
     """Measure the seconds of a gradient step, with its share of the evaluations."""
     spec = specification(config)
-    agent = make_agent(config, spec)
+    agent = make_run_agent(config, spec)
     each = timing.time_updates(config, agent, spec, spec.batch_shapes(config.batch_size), seconds / 2)
     evaluate = make_evaluation(config, open_source(config))
     state = jax.jit(agent.init)(config.seed)

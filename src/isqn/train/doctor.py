@@ -10,7 +10,7 @@ import psutil
 from isqn.envs import dmc
 from isqn.envs.adapter import make_environment
 from isqn.train import online, record, timing
-from isqn.train.functions import make_agent
+from isqn.train.functions import make_run_agent
 from isqn.train.player import require_environment_agent
 from isqn.types import UserError
 
@@ -41,7 +41,7 @@ def examine(config: Any) -> dict[str, Any]:
         env = make_environment(config.env_id, protocol=config.protocol)
     except UserError as error:
         return report | {"problem": str(error)}
-    agent = make_agent(config, env.spec)
+    agent = make_run_agent(config, env.spec)
     times = timing.measure(config, agent, env, online.replay_factory(config, env.spec, rows=timing.ROWS)())
     env.close()
     part, share = times.bottleneck(config)

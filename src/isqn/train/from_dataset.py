@@ -22,7 +22,7 @@ from isqn.keys import episode_seed
 from isqn.train import offline, timing
 from isqn.train.announce import begin_summaries, epoch_line, require_memory
 from isqn.train.evaluate import host_evaluation, native_evaluation
-from isqn.train.functions import flops_per_update, make_agent
+from isqn.train.functions import flops_per_update, make_run_agent
 from isqn.train.online import require_native
 from isqn.train.progress import Control
 from isqn.types import EnvSpec, UserError
@@ -99,7 +99,7 @@ def train(config: Any, folders: list[Path], env: Environment | None, control: Co
     memory = replay_memory(config, dataset.spec)
     where = " and frames" if memory.frames else "; frames stay on disk"
     progress.say(f"{memory.total / 1e6:.3g} MB for its columns{where}.")
-    agent = make_agent(config, dataset.spec)
+    agent = make_run_agent(config, dataset.spec)
     with evaluation(config, agent, dataset.spec, env, control.should_stop) as evaluate:
         finish = begin_summaries(config, [run_dir], dataset.spec, learned_from=dataset.provenance())
         for epoch in offline.train(config, run_dir, agent, dataset, evaluate, control):
@@ -153,7 +153,7 @@ def _require_same_environment(spec: EnvSpec, other: EnvSpec) -> None:
 def seconds_per_step(config: Any, seconds: float) -> float:
     """Measure the seconds of a gradient step, including its share of the evaluations."""
     spec = specification(config)
-    agent = make_agent(config, spec)
+    agent = make_run_agent(config, spec)
     batch = spec.batch_shapes(config.sampled_batch_size)._replace(ended=(), explored=())
     per_update = timing.time_updates(config, agent, spec, batch, seconds / 2)
     if not config.evaluation_steps:

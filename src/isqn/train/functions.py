@@ -11,23 +11,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from isqn.agents import registry
 from isqn.agents.base import Agent
+from isqn.agents.registry import make_agent
 from isqn.compiler import jit
 from isqn.config.run import Run
 from isqn.train.probes import add_probes
 from isqn.types import EnvSpec, Transition, num_bytes
 
 
-def make_agent(config: Run, spec: EnvSpec) -> Agent:
+def make_run_agent(config: Run, spec: EnvSpec) -> Agent:
     """Make the agent of a run; with --analysis, it also computes the probes."""
-    agent = registry.make_agent(config, spec)
+    agent = make_agent(config, spec)
     return add_probes(agent, config) if config.held_out_size else agent
 
 
 def agent_bytes(config: Run, spec: EnvSpec) -> int:
     """Return the bytes of networks, copies and optimizer of all seeds that are trained at once."""
-    return config.num_seeds * num_bytes(jax.eval_shape(make_agent(config, spec).init, 0))
+    return config.num_seeds * num_bytes(jax.eval_shape(make_run_agent(config, spec).init, 0))
 
 
 class Functions(NamedTuple):
@@ -83,7 +83,7 @@ def compile_agent(agent: Agent) -> Functions:
 def flops_per_update(config: Any, spec: EnvSpec) -> float:
     """Return the FLOPs of a gradient step, from the compiler's analysis of the compiled update."""
     config = config.replace(updates_per_step=1) if config.updates_per_step != 1 else config
-    agent = registry.make_agent(config, spec)
+    agent = make_agent(config, spec)
     state = jax.eval_shape(agent.init, 0)
     batch = config.observed_spec(spec).batch_shapes(config.batch_size)
     compiled = jit(agent.update, donate_argnums=0).lower(state, batch).compile()

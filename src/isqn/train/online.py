@@ -17,7 +17,7 @@ from isqn.envs.adapter import Environment, make_environment, require_protocol
 from isqn.envs.registry import has_native, make_native
 from isqn.train import checkpoint, compiled, host, timing
 from isqn.train.announce import begin_summaries, epoch_line, require_memory
-from isqn.train.functions import agent_bytes, compile_agent, flops_per_update, make_agent
+from isqn.train.functions import agent_bytes, compile_agent, flops_per_update, make_run_agent
 from isqn.train.progress import Control, duration
 from isqn.types import EnvSpec, UserError
 
@@ -147,7 +147,7 @@ def _train_on_host(config: Any, run_dir: Path, env: Environment, control: Contro
     if env.spec.protocol in atari.PROTOCOLS:
         progress.say(atari.PROTOCOLS[env.spec.protocol].describe())
     progress.say(_memory_line(config, env.spec))
-    agent, make_replay = make_agent(config, env.spec), replay_factory(config, env.spec)
+    agent, make_replay = make_run_agent(config, env.spec), replay_factory(config, env.spec)
     finish = begin_summaries(config, [run_dir], env.spec)
     functions = compile_agent(agent)
     if progress.enabled and config.total_timesteps >= LONG_RUN_STEPS:
@@ -167,7 +167,7 @@ def _train_compiled(config: Any, folders: list[Path], control: Control) -> None:
     seeds = f"seeds {config.seed} to {config.seed + len(folders) - 1}" if len(folders) > 1 else f"seed {config.seed}"
     progress.say(f"{config.label} on {env.spec.id} ({env.spec.protocol}), {seeds}, compiled loop")
     progress.say(_memory_line(config, env.spec))
-    agent = make_agent(config, env.spec)
+    agent = make_run_agent(config, env.spec)
     finish = begin_summaries(config, folders, env.spec)
     for epochs in compiled.train(config, folders, agent, env, replay, control):
         progress.say(epoch_line(config, epochs, progress))
@@ -194,11 +194,11 @@ def seconds_per_step(config: Any, seconds: float) -> float:
     if not uses_compiled_loop(config):
         env = make_environment(config.env_id, protocol=config.protocol)
         replay = replay_factory(config, env.spec, rows=timing.ROWS)()
-        times = timing.measure(config, make_agent(config, env.spec), env, replay, seconds=seconds / 4)
+        times = timing.measure(config, make_run_agent(config, env.spec), env, replay, seconds=seconds / 4)
         env.close()
         return times.seconds_per_step(config)
     native = make_native(config.env_id)
-    agent, rows = make_agent(config, native.spec), device_replay(config, native.spec)
+    agent, rows = make_run_agent(config, native.spec), device_replay(config, native.spec)
     loop, steps = compiled.make_loop(config, agent, native, rows), 100 * config.update_period
     state = loop.init(jax.numpy.arange(config.seed, config.seed + config.num_seeds))
 

@@ -9,7 +9,7 @@ from isqn.agents.base import Agent, AgentState
 from isqn.agents.registry import find_agent
 from isqn.envs.adapter import Environment, make_environment
 from isqn.train.evaluate import load_agent_state
-from isqn.train.functions import make_agent
+from isqn.train.functions import make_run_agent
 from isqn.train.record import naming_missing_imports, read_config
 from isqn.types import UserError
 
@@ -49,6 +49,6 @@ def load_player(
     config = config.replace(acting_rule=acting_rule)
     with naming_missing_imports(run_dir):
         env = make_environment(config.env_id, protocol=config.protocol, render=render)
-        agent = make_agent(config, env.spec)
+        agent = make_run_agent(config, env.spec)
     state, step = load_agent_state(run_dir, agent, which)
     return Player(config, env, agent, state, step, config.evaluation_epsilon if epsilon is None else epsilon)
