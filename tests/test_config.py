@@ -15,6 +15,7 @@ import pytest
 
 from helpers import registries_restored
 from isqn import losses
+from isqn.agents.cql import CqlConfig
 from isqn.agents.dqn import DqnConfig
 from isqn.agents.registry import (
     agent_names,
@@ -25,6 +26,7 @@ from isqn.agents.registry import (
     register_agent,
     register_loss,
 )
+from isqn.agents.stream_q import StreamQConfig
 from isqn.config.fields import MAX_INTEGER, alias, docs, field_names, flag, nearest, nearest_path
 from isqn.config.parts import PairLoss
 from isqn.config.run import Run
@@ -323,10 +325,14 @@ def test_a_run_is_made_of_epochs(total, epoch, row, ends, row_period):
     config = DqnConfig(total_timesteps=total, epoch_steps=epoch, log_period_steps=row)
     assert [config.epoch_end(e) for e in range(config.num_epochs)] == ends
     assert config.row_length == row_period
+    offline = CqlConfig(num_updates=total, epoch_updates=epoch, log_period_updates=row)
+    assert [offline.epoch_end(e) for e in range(offline.num_epochs)] == [0, *ends]  # with an evaluation at the start
+    assert offline.row_length == row_period
 
 
 def test_probes_need_a_second_batch():
     assert [DqnConfig(batch_size=5, analysis=analysis).sampled_batch_size for analysis in (False, True)] == [5, 10]
+    assert [StreamQConfig(analysis=analysis).sampled_batch_size for analysis in (False, True)] == [1, 33]
 
 
 def test_pair_weights_are_the_given_ones_times_powers_of_the_discount():
@@ -362,6 +368,10 @@ def test_labels_are_the_papers_names():
             assert config.label == pattern.format(algorithm)
             assert config.replace(meta_gradient="adam").label == f"Meta {config.label}"
             assert config.replace(meta_gradient="sgd").label == f"Meta-SGD {config.label}"
+            offline = CqlConfig(scheme=scheme, loss=loss, num_bellman_iterations=4)
+            assert offline.label == pattern.format(algorithm if loss == "cql" else f"offline {algorithm}")
+            assert offline.replace(meta_gradient="adam").label == f"Meta {offline.label}"
+    assert CqlConfig(scheme="target-free", loss="cloning", meta_gradient="adam").label == "BC"
 
 
 # -- agents of a user ------------------------------------------------------------------------------------------------
