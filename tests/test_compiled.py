@@ -102,6 +102,13 @@ def test_latest_returns_the_last_step(capacity):
         assert (bool(step.ended[0]), bool(step.explored[0])) == (ended, (length - 1) % 2 == 0)
 
 
+def test_the_latest_reward_is_clipped_like_those_of_a_sample():
+    rows, _ = fill(replay := DeviceReplay(VECTOR, 4, 1, 0.5, 2.0), [(-3.0, False, False)], VECTOR)
+    sampled = replay.sample(rows, 1, jax.random.key(0), 3)
+    assert float(replay.latest(rows, 1).reward[0]) == -2
+    np.testing.assert_array_equal(sampled.reward, [-2, -2, -2])
+
+
 def test_the_size_of_the_replay_is_known_before_allocation_and_bits_are_packed():
     replay = DeviceReplay(EnvSpec("MinAtar", "test", (10, 10, 4), "bool", 3), 1000, 1, 0.99, None)
     assert replay.nbytes == 1000 * (50 + 4 + 4 + 1 + 1 + 50 + 1)

@@ -15,6 +15,7 @@ import pytest
 
 from helpers import registries_restored
 from isqn import losses
+from isqn.agents import dqn
 from isqn.agents.cql import CqlConfig
 from isqn.agents.dqn import DqnConfig
 from isqn.agents.registry import (
@@ -34,7 +35,7 @@ from isqn.config.toml import to_toml
 from isqn.losses import LOSSES
 from isqn.presets import preset_config, presets_of
 from isqn.schemes import SCHEMES, register_scheme
-from isqn.train.announce import remarks
+from isqn.train.announce import advise_lower, remarks
 from isqn.train.run import loop_of
 from isqn.types import UserError
 
@@ -386,11 +387,40 @@ def test_an_agent_is_registered_by_the_name_that_its_config_has():
     class Mine(DqnConfig):
         """A config without a name of its own."""
 
+    @dataclasses.dataclass(frozen=True)
+    class Ours(DqnConfig):
+        """A config with the name of another agent."""
+
     with registries_restored():
         with pytest.raises(UserError, match=r"Mine\.agent is 'dqn'; it must be 'mine'\."):
             register_agent("mine", Mine, make_nothing)
-        with pytest.raises(UserError, match="the package has an agent 'dqn'; choose another name"):
-            register_agent("dqn", DqnConfig, make_nothing)
+        sentence = "the package has an agent 'dqn'; choose another name"
+        with pytest.raises(UserError, match=sentence):
+            register_agent("dqn", Ours, make_nothing)
+        with pytest.raises(UserError, match=sentence):
+            register_agent("dqn", Ours, dqn.make)
+
+
+def test_the_owner_of_presets_must_be_an_agent():
+    with registries_restored(), pytest.raises(UserError, match=r"presets_of is .dqm.; did you mean dqn\?"):
+        register_agent("dqn", DqnConfig, dqn.make, presets_of="dqm")
+
+
+def test_a_docstring_of_several_lines_is_a_comment_of_several_lines(tmp_path):
+    @dataclasses.dataclass(frozen=True)
+    class Mine(DqnConfig):
+        """A config with a setting that takes some explaining."""
+
+        agent = "mine"
+        patience: int = 3
+        """Number of epochs.
+
+        batch_size = 7
+        """
+
+    text = to_toml(Mine())
+    assert "# Number of epochs.\n#\n# batch_size = 7\npatience = 3\n" in text
+    assert tomllib.loads(text)["batch_size"] == 32
 
 
 def test_presets_of_another_agent_leave_the_defaults_of_an_agent_alone():
@@ -619,3 +649,15 @@ def test_losses_and_schemes_of_the_package_are_not_replaced():
             register_loss("dqn", make_nothing, "Mine")
         with pytest.raises(UserError, match="the package has a scheme 'target-free'; choose another name"):
             register_scheme("target-free", make_nothing)
+
+
+def test_a_scheme_is_registered_by_its_own_name():
+    with registries_restored(), pytest.raises(UserError, match="it must be a TargetScheme named 'mine'"):
+        register_scheme("mine", SCHEMES["target-free"])
+
+
+def test_the_advice_on_memory_names_what_the_agent_has():
+    advice = advise_lower(DqnConfig(scheme="target-free", loop="host"))
+    assert advice == "Lower --num-seeds, --hidden-sizes or --width-factor."
+    assert advise_lower(Timeless(scheme="target-free"), "seed") == "Lower --seed."
+    assert advise_lower(Timeless(scheme="target-free")) == "Choose a smaller network."

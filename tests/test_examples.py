@@ -65,7 +65,7 @@ def test_the_page_quotes_the_files():
 def test_an_example_is_short_and_says_how_to_run_it(name, limit):
     text = Path(path(name)).read_text()
     assert len(text.splitlines()) <= limit
-    assert f"\n\nisqn train {'expected-sarsa' if name == 'new_agent' else 'dqn'} --import examples/{name}.py " in text
+    assert f"\n\nisqn train {'boltzmann' if name == 'new_agent' else 'dqn'} --import examples/{name}.py " in text
 
 
 def test_new_loss(load, tmp_path):
@@ -144,28 +144,44 @@ def test_new_torso(load, tmp_path):
         assert not np.array_equal(before, after)
 
 
-def test_new_agent(load, tmp_path, capsys):
+def test_new_agent(load, tmp_path, monkeypatch, capsys):
+    """An agent that shares no config with those of the package learns its values, and works with every command."""
     load("new_agent")
-    assert make_config("expected-sarsa").label == "iS-Expected-SARSA K=1"
+    assert make_config("boltzmann").label == "iS-Boltzmann K=1"
     with pytest.raises(SystemExit):
-        main(["train", "expected-sarsa", "--help"])
-    assert "Expected SARSA with a replay buffer." in capsys.readouterr().out
+        main(["train", "boltzmann", "--help"])
+    help_text = capsys.readouterr().out
+    assert "Expected SARSA with a softmax policy and a replay buffer." in help_text
+    assert "--loss" not in help_text
 
-    settings = {"hidden_sizes": (), "learning_rate": 0.03, "policy_epsilon": 0.5, "epsilon_end": 1.0}
-    model = isqn.Model("expected-sarsa", env="isqn/Chain-v0", **settings)
-    model.learn(8_000, run_dir=tmp_path / "run")
-    assert record.read_summary(tmp_path / "run")["label"] == "iS-Expected-SARSA K=1"
+    run_dir = str(tmp_path / "run")
+    words = ["--hidden-sizes", "--learning-rate", "0.03", "--temperature", "0.3", "--discount", "0.9"]
+    words += ["--total-timesteps", "8_000", "--target-update-period", "50", "--quiet", "--run-dir", run_dir]
+    assert main(["train", "boltzmann", "--env-id", "isqn/Chain-v0", *words]) == 0
+    model = isqn.Model.load(run_dir)
     states = np.eye(8, dtype=np.float32)[:-1]
     assert (model.predict(states)[0] == 1).all()
+    assert set(np.concatenate([model.predict(states, deterministic=False)[0] for _ in range(20)])) == {0, 1}
     q = np.asarray(model._agent.network.apply(model.state.params, model.state.statistics, states)[0])[:, 1]
-    np.testing.assert_allclose(q, expected_sarsa_values(epsilon=0.5, discount=0.9), atol=0.06)
+    np.testing.assert_allclose(q, boltzmann_values(temperature=0.3, discount=0.9), atol=0.06)
+
+    monkeypatch.chdir(tmp_path)
+    for command in ("eval run --episodes 1", "probe run --metric effective-rank dormant --samples 100", "resume run"):
+        assert main(command.split()) == 0
+    assert main(["data", "collect", "run", "-o", "data", "--steps", "50", "--quiet"]) == 0
+    assert main(["report", ".", "-o", "report"]) == 0
+    capsys.readouterr()
+    assert main(["eval", "run", "--acting-rule", "mean"]) == 1
+    sentence = "--acting-rule is 'mean'; iS-Boltzmann K=1 has one way of acting, so leave it out."
+    assert capsys.readouterr().err == f"isqn: {sentence}\n"
 
 
-def expected_sarsa_values(epsilon: float, discount: float) -> np.ndarray:
-    """Return the values, by state and action, of the policy that goes right but for random actions with `epsilon`."""
+def boltzmann_values(temperature: float, discount: float) -> np.ndarray:
+    """Return the values, by state and action, of the softmax policy with respect to these values."""
     q = np.zeros((7, 2))
     for _ in range(1_000):
-        value = (1 - epsilon) * q[:, 1] + epsilon * q.mean(axis=1)
+        policy = np.exp(q / temperature)
+        value = (policy / policy.sum(axis=1, keepdims=True) * q).sum(axis=1)
         left = discount * value[[0, 0, 1, 2, 3, 4, 5]]
         right = np.append(discount * value[1:], 1.0)
         q = np.stack([left, right], axis=1)
@@ -207,7 +223,7 @@ def test_new_native_environment(load, tmp_path, capsys):
         ("new_loss", "dqn --loss expectile"),
         ("new_scheme", "dqn --scheme two-chains"),
         ("new_torso", "dqn --torso fourier"),
-        ("new_agent", "expected-sarsa"),
+        ("new_agent", "boltzmann"),
         ("new_environment", "dqn --env-id Catch-v0"),
         ("new_native_environment", "dqn --env-id Goal-v0"),
     ],

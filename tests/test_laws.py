@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 from helpers import ALL_SCHEMES, SMALL, assert_trees_close, random_batch
+from helpers import make_agent as make_pure_agent
 from helpers import make_compiled_agent as make_agent
 from isqn.agents.meta import pair_weights
 from isqn.losses import LOSSES
+from isqn.train.functions import compile_agent
 from isqn.types import EnvSpec, Transition
 
 
@@ -293,3 +295,15 @@ def test_equal_meta_weights_give_the_plain_update():
     left, _ = plain.update(plain.init(0), batch)
     right, _ = meta.update(meta.init(0), batch)
     assert_trees_close(left.params, right.params, rtol=1e-3, atol=1e-4)  # up to eps_root
+
+
+def test_the_host_loop_takes_the_observation_that_the_agent_makes():
+    """As the compiled loop does; a frame that the agent leaves as it is comes back as the same object."""
+    (_, agent, *_), frame = make_pure_agent(), np.array([1.0, 2.0, 3.0], np.float32)
+    state = agent.init(0)
+    for name in ("observe", "observe_eval"):
+        call = getattr(compile_agent(agent._replace(**{name: lambda state, frame, *_: (state, 10 * frame)})), name)
+        np.testing.assert_array_equal(call(state, frame)[1], [10, 20, 30])
+        call = getattr(compile_agent(agent._replace(**{name: lambda state, frame, *_: (state, frame)})), name)
+        assert call(state, frame)[1] is frame
+        assert getattr(compile_agent(agent), name)(state, frame)[1] is frame

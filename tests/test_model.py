@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -135,6 +136,22 @@ def test_learn_twice_equals_one_longer_run(tmp_path):
     whole = make().learn(300, run_dir=tmp_path / "whole")
     assert same_state(parts, whole)
     assert parts.num_timesteps == whole.num_timesteps
+
+
+def test_learning_in_parts_takes_the_steps_that_were_asked_for(tmp_path):
+    """In the compiled loop too, where an epoch (150 steps) may be cut short and then goes on."""
+    parts = make(loop="compiled", epoch_steps=100).learn(152, run_dir=tmp_path / "parts").learn(48)
+    whole = make(loop="compiled", epoch_steps=100).learn(200, run_dir=tmp_path / "whole")
+    assert parts.num_timesteps == whole.num_timesteps == 200
+    assert same_state(parts, whole)
+    returns = [record.read_summary(tmp_path / name)["epoch_returns"] for name in ("parts", "whole")]
+    assert returns[0] == returns[1]
+
+
+def test_a_model_has_one_seed():
+    sentence = "num_seeds is 3; it must be 1 for a Model; `isqn train` and `isqn study` train several seeds"
+    with pytest.raises(UserError, match=re.escape(sentence)):
+        make(loop="compiled", num_seeds=3)
 
 
 def test_a_refused_folder_is_left_unchanged(run_dir, tmp_path):

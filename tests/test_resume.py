@@ -242,6 +242,15 @@ def test_resume_names_the_settings_that_were_changed(config, whole, tmp_path):
     assert_same(final(folder), final(whole[config.loop]))
 
 
+def test_resume_refuses_other_rules_of_play(whole, tmp_path):
+    """`auto` may mean another protocol in another version."""
+    folder = unfinished(whole["host"], tmp_path / "run")
+    record.write_summary(folder, {**record.read_summary(folder), "protocol": "older-rules"})
+    sentence = "was played by the protocol older-rules; here it would be gymnasium"
+    with pytest.raises(UserError, match=sentence):
+        run.resume(folder, quiet=True)
+
+
 def test_a_run_without_checkpoints_starts_again_with_a_remark(whole, tmp_path, capsys):
     folder = unfinished(whole["host"], tmp_path / "run")
     shutil.rmtree(folder / "checkpoints")

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from isqn import schemes
+from isqn.schemes import TargetScheme
 from isqn.types import UserError
 
 
@@ -102,3 +103,18 @@ def test_unknown_names_and_schemes_without_pairs_are_refused():
         schemes.make_scheme("target", 1)
     with pytest.raises(UserError, match=r"iterated-shared \(K=0\) has no pair of heads"):
         schemes.make_scheme("iterated-shared", 0)
+
+
+@pytest.mark.parametrize(
+    ("lists", "sentence"),
+    [
+        ({"online": (1, 5), "target": (0, 1)}, "The scheme mine names head 5; it has the heads 0 to 1"),
+        ({"online": (1,), "target": (-1,)}, "The scheme mine names head -1; it has the heads 0 to 1"),
+        ({"online": (1,), "target": (0, 1)}, "online, target and copy differ in length"),
+        ({"online": (0, 1), "target": (0, 1), "copy": (0,)}, "online, target and copy differ in length"),
+        ({"online": (1,), "target": (0,), "copy": (-1,)}, "The scheme mine names copy -1"),
+    ],
+)
+def test_heads_that_a_network_does_not_have_are_refused(lists, sentence):
+    with pytest.raises(UserError, match=sentence):
+        TargetScheme("mine", "M", num_heads=2, **lists)

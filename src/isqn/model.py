@@ -16,10 +16,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from isqn.agents.base import Agent, AgentState
+from isqn.agents.base import Agent, AgentState, identity_observe
 from isqn.agents.registry import agent_names, config_from_mapping, find_agent, make_config
-from isqn.config.fields import field_names, name_as_given, name_settings, nearest, require_effect, resolve_aliases
-from isqn.config.run import Offline
+from isqn.config.fields import (
+    field_names,
+    name_as_given,
+    name_settings,
+    nearest,
+    require,
+    require_effect,
+    resolve_aliases,
+)
 from isqn.config.toml import to_toml
 from isqn.data.files import DamagedFile
 from isqn.envs.adapter import Environment, make_environment
@@ -74,6 +81,8 @@ class Model:
         with name_as_given(type(base), fields):
             config = config_from_mapping({**settings, "env_id": env_id}, "isqn.Model", base)
             require_effect(config, base)
+            one = "must be 1 for a Model; `isqn train` and `isqn study` train several seeds"
+            require(config, "num_seeds", config.num_seeds == 1, one)
         self._set_config(config)
         self.state: AgentState = jax.jit(self._agent.init)(self.config.seed)
 
@@ -84,20 +93,20 @@ class Model:
         self.num_timesteps = 0
         self._run_dir: Path | None = None
         self._agent = make_run_agent(config, self.spec)
-        no_meta = {"meta_gradient": "none"} if "meta_gradient" in field_names(type(config)) else {}
-        self._deterministic_agent = make_run_agent(config.replace(acting_rule="mean", **no_meta), self.spec)
+        self._deterministic_agent = make_run_agent(config.deterministic(), self.spec)
         self._act = {False: self._make_act(self._agent), True: self._make_act(self._deterministic_agent)}
         self._num_sampled = 0
 
     def _make_act(self, agent: Agent) -> Any:
         """Return a function from a batch of observations to actions.
 
-        A streaming agent normalises each observation as the next one after those of its training.
+        An agent that observes in evaluations too, such as a streaming one, takes each observation as the next one
+        after those of its training.
         """
         width = self.spec.frame_shape[-1]
 
         def choose(state: AgentState, obs: Array, epsilon: Array, step: Array) -> Array:
-            if not agent.is_streaming:
+            if agent.observe_eval is identity_observe:
                 return agent.act(state, obs, epsilon, step, jnp.int32(0)).action
             frames = jnp.split(obs, obs.shape[-1] // width, axis=-1)  # from the oldest to the newest
             has_begun = jnp.bool(False)
@@ -106,7 +115,9 @@ class Model:
                     has_begun | frame.any() | (index == len(frames) - 1)
                 )  # zeros before the first frame stay zeros
                 old = (state, jnp.zeros_like(frame))
-                state, frames[index] = jax.tree.map(partial(jnp.where, has_begun), agent.observe(state, frame), old)
+                state, frames[index] = jax.tree.map(
+                    partial(jnp.where, has_begun), agent.observe_eval(state, frame), old
+                )
             return agent.act(state, jnp.concatenate(frames, axis=-1), epsilon, step, jnp.int32(0)).action
 
         return jax.jit(jax.vmap(choose, in_axes=(None, 0, None, 0)))
@@ -130,8 +141,10 @@ class Model:
         else:
             if run_dir is not None and Path(run_dir) != self._run_dir:
                 raise UserError(f"This model learns in {self._run_dir}; it cannot go on in {run_dir}.")
-            steps_so_far = self.config.num_epochs * self.config.epoch_steps
-            config = self.config.replace(total_timesteps=steps_so_far + steps)
+            # In the host loop an epoch has a length; in the compiled loop it has an end.
+            counts_from_zero = self._env is None and run.loop_of(self.config).trains_seeds_together(self.config)
+            done = self.num_timesteps if counts_from_zero else self.config.num_epochs * self.config.epoch_steps
+            config = self.config.replace(total_timesteps=done + steps)
         run.require_possible(config, self.spec, on_host=self._env is not None)
         folder = self._run_dir or (Path(run_dir) if run_dir is not None else self._temporary())
         with record.lock_run([folder]):
@@ -173,7 +186,7 @@ class Model:
 
     def _require_offline(self, offline: bool, method: str) -> None:
         """Refuse `learn` for agents that learn from a dataset, and `fit` for all others."""
-        is_offline = isinstance(self.config, Offline)
+        is_offline = self.config.is_offline
         if is_offline != offline:
             instead = "fit(dataset)" if is_offline else "learn(total_timesteps)"
             raise UserError(f"A model of {self.config.agent!r} has no {method}; call {instead}.")

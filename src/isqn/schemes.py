@@ -31,8 +31,16 @@ class TargetScheme:
     size: str = ""  # label suffix, such as "K=9"
 
     def __post_init__(self) -> None:
+        where = f"The scheme {self.name} ({self.size})" if self.size else f"The scheme {self.name}"
         if not self.online:
-            raise UserError(f"The scheme {self.name} ({self.size}) has no pair of heads; it needs at least one.")
+            raise UserError(f"{where} has no pair of heads; it needs at least one.")
+        lengths = {len(self.online), len(self.target), len(self.copy) or len(self.online)}
+        if len(lengths) > 1:
+            raise UserError(f"{where}: online, target and copy differ in length; each has one entry for each pair.")
+        wrong = [head for head in (*self.online, *self.target) if not 0 <= head < self.num_heads]
+        if wrong or min(self.copy, default=0) < 0:
+            found = f"head {wrong[0]}" if wrong else f"copy {min(self.copy)}"
+            raise UserError(f"{where} names {found}; it has the heads 0 to {self.num_heads - 1}, and copies from 0 on.")
 
     @property
     def num_pairs(self) -> int:
@@ -132,6 +140,9 @@ def register_scheme(name: str, make: Callable[[int], TargetScheme]) -> None:
     """Make a scheme known as `--scheme NAME`; `make` takes the value of `--k`."""
     if name in _BUILT_IN:
         raise UserError(f"register_scheme: the package has a scheme {name!r}; choose another name.")
+    made = make(1)
+    if getattr(made, "name", None) != name:
+        raise UserError(f"register_scheme: make(1) returns {made!r:.80}; it must be a TargetScheme named {name!r}.")
     SCHEMES[name] = make
 
 

@@ -61,7 +61,9 @@ class Agent(NamedTuple):
     refreshes: bool  # whether the loop has to call `refresh`
     # state, frame, and, except after a reset, the reward and whether the episode ended -> state, observation
     observe: Callable[..., tuple[AgentState, Array]] = identity_observe
+    observe_eval: Callable[..., tuple[AgentState, Array]] = identity_observe  # the same in evaluations
     sync: Callable[[AgentState], AgentState] = sync  # every D steps (i-QN)
+    forget: Callable[[AgentState], AgentState] = lambda state: state  # drop what was summed over past steps
     acting_parts: tuple[str, ...] = ("params", "statistics", "meta")  # what `act` reads of the state, with the seed
     is_streaming: bool = False  # whether the agent learns from each step once, when it is taken
 

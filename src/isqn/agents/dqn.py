@@ -21,9 +21,9 @@ from isqn.agents.base import (
 )
 from isqn.agents.meta import init_meta, meta_update
 from isqn.agents.registry import register_agent
-from isqn.config.fields import AT_LEAST_ONE, NONE_OR_NUMBER, POSITIVE, alias
+from isqn.config.fields import AT_LEAST_ONE, alias
 from isqn.config.parts import Adam, BatchNorm, EpsilonGreedy, MetaGradient, PairLoss, Replay, ScaledTorso
-from isqn.config.run import NativeLoop
+from isqn.config.run import NativeLoop, RewardClip
 from isqn.keys import device_key
 from isqn.lazy import jax, jnp, optax
 from isqn.losses import LossFunction, make_loss
@@ -41,7 +41,7 @@ class DqnConfig(PairLoss, MetaGradient, BatchNorm, ScaledTorso, Adam, Replay, Ep
 
     update_period: Annotated[int, AT_LEAST_ONE, alias("train-frequency")] = 1
     """Agent steps between gradient steps (G)."""
-    reward_clip: Annotated[float | None, POSITIVE, NONE_OR_NUMBER] = None
+    reward_clip: RewardClip = None
     """Clip rewards to [-c, c] for learning; None: no clipping. Reported returns are never clipped."""
     compress_replay: Literal["auto", "yes", "no"] = "auto"
     """Compress frames in the replay buffer, without loss. auto: for images in the host loop."""

@@ -27,7 +27,7 @@ from isqn.config.fields import (
     resolve_aliases,
 )
 from isqn.config.parts import PairLoss
-from isqn.config.run import Interaction, Run
+from isqn.config.run import Run
 from isqn.config.toml import load_toml
 from isqn.losses import LOSSES, Loss, required_settings
 from isqn.types import Array, EnvSpec, UserError
@@ -100,12 +100,14 @@ def register_agent(
                 f"register_agent: {config.__name__} has no {attribute}; it must extend Interaction or Offline of "
                 "isqn.config.run."
             )
-    if name in _BUILT_IN and make.__module__.partition(".")[0] != "isqn":
+    if name in _BUILT_IN and config.__module__ != _BUILT_IN[name]:
         raise UserError(f"register_agent: the package has an agent {name!r}; choose another name.")
     if issubclass(config, PairLoss):
         for loss_name, loss in LOSSES.items():
             if loss.settings:
                 _require_new_names(f"register_agent: {config.__name__}", loss_name, loss.settings, config)
+    if presets_of not in ("", *agent_names()):
+        raise UserError(f"register_agent: presets_of is {presets_of!r}; {nearest(presets_of, agent_names())}")
     _KINDS[name] = AgentKind(name, config, make, actions, loop, presets_of or name, evaluation_rule)
 
 
@@ -140,7 +142,7 @@ def require_actions(config: Run, spec: EnvSpec) -> None:
     if kind.actions in (needed, "tokens"):
         return
     others = (find_agent(name) for name in agent_names())
-    names = [kind.name for kind in others if kind.actions == needed and issubclass(kind.config, Interaction)]
+    names = [kind.name for kind in others if kind.actions == needed and not kind.config.is_offline]
     actions = "continuous" if spec.is_continuous else "a finite set"
     suitable = " or ".join(f"`isqn train {name}`" for name in names)
     raise UserError(f"The actions of {spec.id} are {actions}; use {suitable}.")

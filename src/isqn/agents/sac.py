@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self
 
 import numpy as np
 
@@ -29,7 +29,17 @@ from isqn.agents.base import (
 )
 from isqn.agents.dqn import evaluate_pairs
 from isqn.agents.registry import register_agent
-from isqn.config.fields import AT_LEAST_ONE, AT_LEAST_ZERO, POSITIVE, Needs, needs, needs_above, needs_other, require
+from isqn.config.fields import (
+    AT_LEAST_ONE,
+    AT_LEAST_ZERO,
+    POSITIVE,
+    SIZE,
+    Needs,
+    needs,
+    needs_above,
+    needs_other,
+    require,
+)
 from isqn.config.parts import Adam, MovingHeads, Normalisation, PairWeights, Replay, Torso
 from isqn.config.run import Interaction, LearningRate, LearningStarts, TargetStepSize, TargetUpdatePeriod
 from isqn.keys import device_key
@@ -60,7 +70,7 @@ class SacConfig(MovingHeads, Normalisation, PairWeights, Torso, Adam, Replay, In
     buffer_size: Annotated[int, AT_LEAST_ONE] = 1_000_000
     learning_starts: LearningStarts = 1_000
     batch_size: Annotated[int, AT_LEAST_ONE] = 256
-    hidden_sizes: Annotated[tuple[int, ...], needs_other("torso", "simba")] = (256, 256)
+    hidden_sizes: Annotated[tuple[int, ...], SIZE, needs_other("torso", "simba")] = (256, 256)
     head_weight_discount: Annotated[float, AT_LEAST_ZERO] = 0.25
     normalise_observations: bool = True
     acting_rule: Literal["sample", "mean"] = "sample"
@@ -73,7 +83,7 @@ class SacConfig(MovingHeads, Normalisation, PairWeights, Torso, Adam, Replay, In
     """Agent steps of the linear learning-rate decay, counted from the first gradient step; 0 disables it."""
     twin_q: bool = False
     """Train two critics, and take the smaller of their values as the target."""
-    num_atoms: Annotated[int, AT_LEAST_ONE] = 1
+    num_atoms: Annotated[int, AT_LEAST_ONE, SIZE] = 1
     """Number of atoms of the categorical critic; 1 predicts the mean."""
     value_bound: Annotated[float, POSITIVE, needs_above("num_atoms", 1)] = 5.0
     """Largest absolute value of an atom. Larger returns are clipped or, with --normalise-rewards, scaled down."""
@@ -99,17 +109,16 @@ class SacConfig(MovingHeads, Normalisation, PairWeights, Torso, Adam, Replay, In
     """Initial entropy temperature (alpha); it is learned."""
     target_entropy_per_action: float = -1.0
     """Target entropy per action dimension."""
-    critic_width: Annotated[int, AT_LEAST_ONE, needs("torso", "simba")] = 512
+    critic_width: Annotated[int, AT_LEAST_ONE, SIZE, needs("torso", "simba")] = 512
     """Hidden width of the SimbaV2 critic."""
-    critic_blocks: Annotated[int, AT_LEAST_ONE, needs("torso", "simba")] = 2
+    critic_blocks: Annotated[int, AT_LEAST_ONE, SIZE, needs("torso", "simba")] = 2
     """Number of blocks of the SimbaV2 critic."""
-    policy_width: Annotated[int, AT_LEAST_ONE, needs("torso", "simba")] = 128
+    policy_width: Annotated[int, AT_LEAST_ONE, SIZE, needs("torso", "simba")] = 128
     """Hidden width of the SimbaV2 policy."""
-    policy_blocks: Annotated[int, AT_LEAST_ONE, needs("torso", "simba")] = 1
+    policy_blocks: Annotated[int, AT_LEAST_ONE, SIZE, needs("torso", "simba")] = 1
     """Number of blocks of the SimbaV2 policy."""
 
     algorithm = "SAC"
-    evaluation_epsilon = last_epsilon = 0.0
     loop = "host"  # no JAX environment of this package has continuous actions
 
     def check_together(self) -> None:
@@ -133,6 +142,9 @@ class SacConfig(MovingHeads, Normalisation, PairWeights, Torso, Adam, Replay, In
             return tuple(float(pair == chosen) for pair in range(pairs))
         divisor = sum(weights) if self.policy_value == "weighted-mean" else pairs
         return tuple(weight / divisor for weight in weights)
+
+    def deterministic(self) -> Self:
+        return self.acting_by("mean")
 
     def epsilon(self, step: Any) -> Any:
         """Return the probability of a uniform action: 1 until learning starts, then 0."""

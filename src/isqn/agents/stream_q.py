@@ -145,17 +145,23 @@ def make(config: StreamQConfig, spec: EnvSpec) -> Agent:
         )
         return state._replace(optimizer=state.optimizer._replace(torso=torso))
 
+    def forget(state: AgentState) -> AgentState:
+        """Let the traces of past steps have no effect on later ones."""
+        return state._replace(optimizer=state.optimizer._replace(fade=jnp.float32(0)))
+
     def activations(state: AgentState, batch: Transition) -> tuple[list[Array], Array]:
         return network.activations(state.params, state.statistics, batch.obs)
 
     return Agent(
         init=init,
         observe=observe,
+        observe_eval=observe,
         act=make_epsilon_greedy(scheme, network, spec, config.acting_rule),
         update=update,
         refresh=refresh,
         losses=make_pair_losses(scheme, network, losses.dqn, joint=False),
         activations=activations,
+        forget=forget,
         network=network,
         refreshes=scheme.refreshes,
         is_streaming=True,

@@ -11,9 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from isqn.agents import normalisation
+from isqn.agents.base import target_schedule
 from isqn.envs import toy
-from isqn.envs.adapter import make_environment
+from isqn.envs.adapter import Environment, make_environment
 from isqn.keys import host_generator
+from isqn.networks import Network
 from isqn.train import online, run
 from isqn.train.evaluate import load_agent_state
 from isqn.train.functions import append_held_out, compile_agent, make_run_agent, zero_totals
@@ -53,16 +55,29 @@ def probe_run(
     """
     config: Any = read_config(run_dir)
     require_environment_agent(config, "`isqn probe`")
-    with naming_missing_imports(run_dir):
-        env = make_environment(config.env_id, protocol=config.protocol)
-        trained = make_run_agent(config, env.spec)
     metrics = metrics or available(config)
     for metric in metrics:
         if metric not in available(config):
             raise UserError(
                 f"--metric {metric} is not for {config.label}; choose one of {', '.join(available(config))}."
             )
-    state, step = load_agent_state(run_dir, trained, which)
+    with naming_missing_imports(run_dir):
+        env = make_environment(config.env_id, protocol=config.protocol)
+    with env:
+        return _probe(config, run_dir, env, metrics, which, samples, updates, seed)
+
+
+def _probe(
+    config: Any,
+    run_dir: Path,
+    env: Environment,
+    metrics: tuple[str, ...],
+    which: str,
+    samples: int,
+    updates: int,
+    seed: int,
+) -> dict[str, Any]:
+    state, step = load_agent_state(run_dir, make_run_agent(config, env.spec), which)
     rows = samples + config.num_steps_return
     config = config.replace(analysis=True)
     agent = make_run_agent(config, env.spec)
@@ -85,13 +100,15 @@ def probe_run(
 
     for _ in islice(play(config, env, replay, choose, seed, observe), rows):
         pass
-    env.close()
 
     values = probe_features(agent, state, replay.sample(samples, host_generator(seed, "probe")))
     if {"target-churn", "gradient-cosine"} & set(metrics):
-        totals, starts = zero_totals(agent, config, env.spec), replay.valid_starts()
-        if agent.is_streaming:  # drop the traces of training
-            state = state._replace(optimizer=state.optimizer._replace(fade=jnp.float32(0)))
+        totals, starts, schedule = (
+            zero_totals(agent, config, env.spec),
+            replay.valid_starts(),
+            target_schedule(config, agent),
+        )
+        state = agent.forget(state)
         for index in range(updates):
             generator, place = host_generator(seed, "replay", index), index % len(starts)
             if agent.is_streaming:  # steps in their order, and again from the first one
@@ -100,8 +117,11 @@ def probe_run(
                 batch = replay.sample(config.batch_size, generator)
             batch = append_held_out(batch, replay.sample(config.held_out_size, generator))
             state, totals = call.update(state, totals, batch)
-            if (index + 1) * config.update_period % config.target_update_period == 0:
+            step_of_update = (index + 1) * config.update_period
+            if schedule.is_refresh_due(step_of_update):
                 state = call.refresh(state)
+            elif schedule.is_sync_due(step_of_update):
+                state = call.sync(state)
         values |= fetch_means(totals, updates)
     columns = [column for metric in metrics for column in COLUMNS[metric]]
     return {"label": config.label, "step": step, **{name: values[name] for name in columns}}
@@ -122,6 +142,8 @@ def known_values(run_dir: Path) -> KnownValues | None:
         return None
     problem = toy.PROBLEMS[config.env_id]()
     agent = make_run_agent(config, run.specification(config))
+    if not isinstance(agent.network, Network):  # an agent of a user may have none
+        return None
     state, _ = load_agent_state(run_dir, agent)
     obs: Any = problem.features
     if config.normalise_observations:

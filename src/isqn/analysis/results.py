@@ -106,7 +106,7 @@ def _completed_epoch_returns(folder: Path, config: Any) -> list[float | None]:
     The last epoch of an online run is still in progress. An offline run writes an evaluation only when it is complete.
     """
     means = record.results(folder)["epoch_returns"] if record.results_table(folder).is_file() else []
-    return means if config.results_table == "evaluations" else means[:-1]
+    return means if config.is_offline else means[:-1]
 
 
 def _fill_gaps(means: Iterable[float | None]) -> tuple[float, ...]:

@@ -33,8 +33,8 @@ class Collect:
     """Seed of the environment and of the agent."""
     epsilon: Annotated[float | None, arg("FLOAT", "0.001, or 0 for sac")] = None
     """Probability of a random action."""
-    acting_rule: Literal["auto", "uniform", "episode", "mean", "last", "sample"] = "auto"
-    """Acting head, or action of the policy. auto: as in training."""
+    acting_rule: Annotated[str, arg("RULE")] = "auto"
+    """Acting head, or action of the policy (--acting-rule of `isqn train`). auto: as in training."""
     which: Literal["last", "best"] = "last"
     """Checkpoint: the newest, or the one after the best epoch."""
     quiet: bool = False
@@ -56,7 +56,7 @@ def collect(args: Sequence[str]) -> int:
         options.run_dir, options.which, options.acting_rule, options.epsilon, command="`isqn data collect`"
     )
     progress = Progress(options.steps, enabled=not options.quiet)
-    with redirect_stdout(sys.stderr), stop_on_signals() as should_stop:
+    with redirect_stdout(sys.stderr), env, stop_on_signals() as should_stop:
         has_changed = play(
             agent,
             state,

@@ -30,8 +30,8 @@ class Eval:
     """Seed of the environment and of the agent."""
     epsilon: Annotated[float | None, arg("FLOAT", "0.001, or 0 for sac")] = None
     """Probability of a random action. Not for ilql."""
-    acting_rule: Literal["auto", "uniform", "episode", "mean", "last", "sample", "greedy"] = "auto"
-    """Acting head, or action of the policy. auto: as in training, but for sac the mean of the policy."""
+    acting_rule: Annotated[str, arg("RULE")] = "auto"
+    """Acting head, or action of the policy (--acting-rule of `isqn train`). auto: as in training; sac: mean."""
     which: Literal["last", "best"] = "last"
     """Checkpoint: the newest, or the one after the best epoch."""
     beta: Annotated[float | None, arg("FLOAT", "as in training")] = None
@@ -67,6 +67,7 @@ def _evaluate(options: Eval) -> int:
 
     from isqn.train.evaluate import evaluate
     from isqn.train.player import load_player
+    from isqn.train.progress import say
 
     config, env, agent, state, step, epsilon = load_player(
         options.run_dir,
@@ -78,7 +79,9 @@ def _evaluate(options: Eval) -> int:
         render=options.capture_video,
     )
     video = options.run_dir / "videos" / f"step-{step}-seed-{options.seed}.mp4" if options.capture_video else None
-    with redirect_stdout(sys.stderr):
+    if options.seed == config.seed and not config.is_offline:
+        say(f"note: the run has --seed {config.seed} too, so these are episodes that it was trained on")
+    with redirect_stdout(sys.stderr), env:
         results = evaluate(
             agent,
             state,

@@ -92,6 +92,7 @@ class Mark:
 
 
 MAY_CHANGE = Mark("may change between a stop and a resume")
+SIZE = Mark("decides how much memory the network takes")
 INPUT_PATH = Mark("path that a run reads; it may change too, because checkpoints have a digest of its contents")
 
 

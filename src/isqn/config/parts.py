@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from isqn.config.fields import (
     AT_LEAST_ONE,
     AT_LEAST_ZERO,
     POSITIVE,
     PROBABILITY,
+    SIZE,
     Range,
     alias,
     needs,
     needs_other,
     require,
 )
-from isqn.config.run import LearningStarts, Offline, Run
+from isqn.config.run import LearningStarts, Run
 from isqn.losses import LOSSES
 from isqn.schemes import TargetScheme
 
@@ -33,6 +34,9 @@ class GreedyHeads(Run):
 
     evaluation_epsilon = 0.001
     last_epsilon = 0.01
+
+    def deterministic(self) -> Self:
+        return self.acting_by("mean")
 
 
 @dataclass(frozen=True)
@@ -146,6 +150,10 @@ class MetaGradient(PairWeights, GreedyHeads):
         uniform = self.acting_rule == "uniform"
         require(self, "acting_rule", uniform, "must be uniform with --meta-gradient, which weighs the draw")
 
+    def acting_by(self, rule: str) -> Self:
+        """Return the config with another acting rule, which does not use the learned weights."""
+        return self if rule == self.acting_rule else self.replace(acting_rule=rule, meta_gradient="none")
+
     @property
     def label(self) -> str:
         return {"none": "", "adam": "Meta ", "sgd": "Meta-SGD "}[self.meta_gradient] + super().label
@@ -171,9 +179,7 @@ class PairLoss(Run):
     def check_together(self) -> None:
         super().check_together()
         if not LOSSES[self.loss].bootstraps:
-            require(
-                self, "loss", isinstance(self, Offline), "is for `isqn train cql`, whose dataset has an action to clone"
-            )
+            require(self, "loss", self.is_offline, "is for `isqn train cql`, whose dataset has an action to clone")
             rule = f"must be target-free with --loss {self.loss}: no targets"
             require(self, "scheme", self.scheme == "target-free", rule)
 
@@ -220,7 +226,7 @@ class Torso(Run):
 
     torso: str = "auto"
     """Torso: mlp, minatar, nature, impala or stream; for sac mlp or simba. auto: by the shape of the observation."""
-    hidden_sizes: Annotated[tuple[int, ...], needs_other("torso", "simba")] = (128, 128)
+    hidden_sizes: Annotated[tuple[int, ...], SIZE, needs_other("torso", "simba")] = (128, 128)
     """Hidden layer sizes of the MLP; if empty, it is linear."""
     layer_norm: Annotated[bool, needs_other("torso", "simba")] = False
     """LayerNorm before each activation."""
@@ -247,7 +253,7 @@ class Torso(Run):
 class ScaledTorso(Torso):
     """Settings of a torso whose width can be scaled."""
 
-    width_factor: Annotated[float, POSITIVE] = 1.0
+    width_factor: Annotated[float, POSITIVE, SIZE] = 1.0
     """Factor on the width of the last hidden layer (paper, D.3)."""
 
 

@@ -18,14 +18,17 @@ from isqn.config.fields import (
     INPUT_PATH,
     MAX_INTEGER,
     MAY_CHANGE,
+    NONE_OR_NUMBER,
+    POSITIVE,
     PROBABILITY,
+    SIZE,
     Needs,
     Range,
     alias,
     require,
 )
 from isqn.schemes import SCHEMES, TargetScheme, make_scheme
-from isqn.types import EnvSpec
+from isqn.types import EnvSpec, UserError
 
 
 def _has_several_heads(config: Any) -> bool:
@@ -39,6 +42,7 @@ TargetUpdatePeriod = Annotated[int, AT_LEAST_ONE, NEEDS_REFRESH, alias("target-n
 TargetStepSize = Annotated[float, Range(0, 1, open_low=True), NEEDS_REFRESH, alias("tau")]
 LearningRate = Annotated[float, AT_LEAST_ZERO]
 LearningStarts = Annotated[int, AT_LEAST_ZERO, alias("min-replay-history")]
+RewardClip = Annotated[float | None, POSITIVE, NONE_OR_NUMBER]
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,7 @@ class Run:
     num_bellman_iterations: Annotated[
         int,
         Range(1, 1_000),  # compiling more heads takes hours
+        SIZE,
         Needs(_has_several_heads, "a --scheme of several heads, such as iterated-shared"),
         alias("k"),
     ] = 1
@@ -90,6 +95,11 @@ class Run:
     # Values for agents that have no such setting.
     num_seeds = 1
     loop = "auto"
+    protocol = "auto"
+    max_episode_steps = 27_000
+    acting_rule = ""
+    evaluation_epsilon = 0.0
+    last_epsilon = 0.0
     dataset = ""
     batch_size = 1
     updates_per_step = 1
@@ -102,9 +112,9 @@ class Run:
     normalise_rewards = False
     uses_batch_norm = False
     held_out_size = 0  # transitions of a batch that only the probes evaluate
-    algorithm = ""  # name in labels, such as "SAC"
+    algorithm = ""  # name in labels, such as "SAC"; by default that of the agent
     first_epoch = 1  # number of the first epoch in messages
-    results_table = "episodes"  # table with the results of the run
+    is_offline = False  # whether the run learns from data alone; then its results are those of evaluations
     unit = "agent steps"  # unit of the length of a run
 
     def __post_init__(self) -> None:
@@ -159,7 +169,21 @@ class Run:
     @property
     def label(self) -> str:
         """Name of the method in the paper's words, such as "iS-DQN K=9"."""
-        return self.target_scheme.label(self.algorithm)
+        return self.target_scheme.label(self.algorithm or self.agent)
+
+    def epsilon(self, step: Any) -> Any:
+        """Return the probability of a random action, which `act` is given; takes numbers and traced arrays."""
+        return 0.0 * step
+
+    def acting_by(self, rule: str) -> Self:
+        """Return the config with another acting rule."""
+        if "acting_rule" not in fields.field_names(type(self)):
+            raise UserError(f"--acting-rule is {rule!r}; {self.label} has one way of acting, so leave it out.")
+        return self.replace(acting_rule=rule)
+
+    def deterministic(self) -> Self:
+        """Return the config of the agent that acts without randomness."""
+        return self
 
     def observed_spec(self, spec: EnvSpec) -> EnvSpec:
         """Return the specification of an environment as the agent observes it."""
@@ -237,7 +261,7 @@ class Offline(Run):
     """Gradient steps between rows of metrics.csv."""
 
     first_epoch = 0  # the evaluation before the first gradient step
-    results_table = "evaluations"
+    is_offline = True
     unit = "updates"
 
     @property
@@ -255,10 +279,30 @@ class Offline(Run):
 
 
 @dataclass(frozen=True)
+class FromDataset(Offline):
+    """Settings of a run that learns from a dataset of transitions, and is evaluated in their environment."""
+
+    dataset: Annotated[str, INPUT_PATH] = ""
+    """Folder of the dataset to learn from (made by `isqn data`). It also sets the environment."""
+    protocol: str = "auto"
+    """Preprocessing protocol, as for `isqn train dqn`. auto: the protocol of the dataset."""
+    max_episode_steps: Annotated[int, AT_LEAST_ONE] = 27_000
+    """Agent steps after which an episode is truncated (H)."""
+    reward_clip: RewardClip = None
+    """Clip rewards to [-c, c] for learning; None: no clipping. Reported returns are never clipped."""
+    evaluation_steps: Annotated[int, AT_LEAST_ZERO] = 10_000
+    """Agent steps of an evaluation, up to the end of the running episodes; 0 disables evaluations."""
+    evaluation_environments: Annotated[int, AT_LEAST_ONE] = 8
+    """Number of parallel evaluation environments."""
+    loop: Literal["auto", "host", "compiled"] = "auto"
+    """Evaluation loop. compiled: one program with an environment written in JAX. auto: compiled if possible."""
+
+
+@dataclass(frozen=True)
 class NativeLoop(Interaction):
     """Settings of agents that can train in one compiled program with their environment."""
 
-    num_seeds: Annotated[int, AT_LEAST_ONE] = 1
+    num_seeds: Annotated[int, AT_LEAST_ONE, SIZE] = 1
     """Number of seeds (seed, seed + 1, ...) trained in one compiled program."""
     loop: Literal["auto", "host", "compiled"] = "auto"
     """Training loop. compiled: one program with an environment written in JAX. auto: compiled if possible."""

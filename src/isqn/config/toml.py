@@ -18,7 +18,7 @@ def to_toml(config: Any) -> str:
     lines = ["# Agent: the first word of `isqn train`.", f"agent = {toml_value(config.agent)}"]
     for name, doc in docs(kind).items():
         value = getattr(config, name)
-        lines.append(f"# {doc}")
+        lines += [f"# {line}".rstrip() for line in doc.splitlines()]
         lines.append(f"# {name} is not set" if value is None else f"{name} = {toml_value(value)}")
     return "\n".join(lines) + "\n"
 

@@ -80,9 +80,7 @@ class DeviceReplay(NamedTuple):
         ended = rows.ended[steps]
         # A step counts towards the return unless an earlier step of its window ended the episode.
         counts = jnp.cumprod(jnp.concatenate([jnp.ones((batch_size, 1), bool), ~ended[:, :-1]], axis=1), axis=1)
-        rewards = rows.reward[steps]
-        if self.reward_clip is not None:
-            rewards = jnp.clip(rewards, -self.reward_clip, self.reward_clip)
+        rewards = self._clip(rows.reward[steps])
         powers = self.discount ** jnp.arange(n, dtype=jnp.float32)
         num_steps = counts.sum(axis=1)
         last = jnp.take_along_axis(steps, num_steps[:, None] - 1, axis=1)[:, 0]
@@ -100,12 +98,15 @@ class DeviceReplay(NamedTuple):
         return Transition(
             obs=self._decode(row.obs),
             action=row.action,
-            reward=row.reward,
+            reward=self._clip(row.reward),
             discount=jnp.float32(self.discount) * ~row.terminated,
             next_obs=self._decode(row.next_obs),
             ended=row.ended,
             explored=row.explored,
         )
+
+    def _clip(self, rewards: Array) -> Array:
+        return rewards if self.reward_clip is None else jnp.clip(rewards, -self.reward_clip, self.reward_clip)
 
     def _encode(self, obs: Array) -> Array:
         flat = obs.reshape(-1)

@@ -12,7 +12,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import gymnasium as gym
 import numpy as np
@@ -107,6 +107,12 @@ class Environment:
 
     def close(self) -> None:
         self.env.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 def make_environment(env_id: str | gym.Env, *, protocol: str = "auto", render: bool = False) -> Environment:

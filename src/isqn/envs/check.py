@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from typing import Any
 
 import gymnasium as gym
@@ -19,12 +20,12 @@ def check_environment(env: str | gym.Env, *, num_steps: int = 500, seed: int = 0
     A sentence that starts with "Remark:" is a hint and not an error.
     """
     try:
-        inner = make_environment(env).env
+        adapter = make_environment(env)
     except UserError as error:
         return [str(error)]
     problems: list[str] = []  # without repetitions, in order of discovery
-    first = _random_trajectory(inner, seed, num_steps, problems)
-    second = _random_trajectory(inner, seed, num_steps, problems)
+    with nullcontext() if isinstance(env, gym.Env) else adapter:
+        first, second = (_random_trajectory(adapter.env, seed, num_steps, problems) for _ in range(2))
     if first is not None and (second is None or not _are_equal(first, second)):
         _add_problem(
             problems,

@@ -16,6 +16,7 @@ from isqn.config.fields import (
     AT_LEAST_ZERO,
     INPUT_PATH,
     PROBABILITY,
+    SIZE,
     Needs,
     Range,
     alias,
@@ -121,9 +122,9 @@ class IlqlConfig(MovingHeads, PairWeights, Adam, Offline):
         Needs(lambda config: config.target_scheme.num_copies > 0, "a --scheme with a target network"),
     ] = "target"
     """Network whose Q-values weight tokens, with a target network. Not specified in the paper; ILQL's code: target."""
-    num_layers: Annotated[int, AT_LEAST_ONE] = 12
+    num_layers: Annotated[int, AT_LEAST_ONE, SIZE] = 12
     """Number of layers of each GPT-2. Default: GPT-2 small."""
-    model_width: Annotated[int, AT_LEAST_ONE] = 768
+    model_width: Annotated[int, AT_LEAST_ONE, SIZE] = 768
     """Width of each GPT-2."""
     attention_heads: Annotated[int, AT_LEAST_ONE] = 12
     """Number of attention heads per layer."""

@@ -142,7 +142,7 @@ def load_writer(
         raise UserError(f"{run_dir} is a run of `isqn train {config.agent}`; words are for runs of `isqn train ilql`.")
     state, step = load_agent_state(run_dir, make_run_agent(config, SPEC), which)
     if acting_rule != "auto":
-        config = config.replace(acting_rule=acting_rule)
+        config = config.acting_by(acting_rule)
     if inverse_temperature is not None:
         config = config.replace(inverse_temperature=inverse_temperature)
     return config, state, step

@@ -33,10 +33,9 @@ def preset_config(name: str, agent: str | None = None) -> Run:
     preset = PRESETS[name]
     agent = agent or preset.agent
     if name not in presets_of(agent):
-        raise UserError(
-            f"--preset {name} is for `isqn train {preset.agent}`; "
-            f"the presets of `isqn train {agent}` are {', '.join(presets_of(agent))}."
-        )
+        own = presets_of(agent)
+        rest = f"the presets of `isqn train {agent}` are {', '.join(own)}" if own else f"{agent} has no presets"
+        raise UserError(f"--preset {name} is for `isqn train {preset.agent}`; {rest}.")
     if agent == preset.agent:
         return make_config(agent, **asdict(preset.config))
     # An agent that shares the presets of another one keeps its own defaults where the preset keeps those of its agent.

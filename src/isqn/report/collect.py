@@ -69,9 +69,9 @@ class CollectedRuns:
         return groups
 
     @property
-    def results_table(self) -> str:
-        """Return the table that all results are from: "episodes" of training, or "evaluations"."""
-        return self.cells[0].config.results_table  # type: ignore[no-any-return, attr-defined]
+    def is_offline(self) -> bool:
+        """Whether all runs learn from data alone; then their returns are those of evaluations."""
+        return self.cells[0].config.is_offline
 
     def unit(self, task: str) -> str:
         """Return the unit of the x axis of a task."""
@@ -210,7 +210,7 @@ def _require_common_task(folder: Path, configs: list[Any]) -> None:
 
     Methods are compared on the same tasks. Agents with different kinds of actions have none in common.
     """
-    if len({config.results_table for config in configs}) > 1:
+    if len({config.is_offline for config in configs}) > 1:
         raise UserError(
             f"Some runs in {folder} learn from datasets and some by playing, which have neither steps nor returns in "
             "common; report their folders one by one."

@@ -9,6 +9,7 @@ import numpy as np
 
 from isqn.analysis import stats
 from isqn.analysis.stats import Interval
+from isqn.envs import atari
 from isqn.report.charts import MAX_LINES, Chart, Figure, Series, interval_series, nonempty_figure
 from isqn.report.collect import CollectedRuns, unit_of
 from isqn.report.compare import Comparison, interval, mean_return, profile
@@ -122,14 +123,14 @@ def _common_axis(configs: list[Any], epochs: int) -> tuple[np.ndarray, str]:
 
 
 def return_name(collected: CollectedRuns) -> str:
-    return "evaluation return" if collected.results_table == "evaluations" else "training return"
+    return "evaluation return" if collected.is_offline else "training return"
 
 
 def _epoch_ends(config: Any, epochs: int) -> tuple[np.ndarray, str]:
     """Return the ends of the epochs in the unit of the task, and the unit."""
     steps = np.array([config.epoch_end(epoch) for epoch in range(epochs)], np.float64)
     unit = unit_of(config.env_id, config.unit)
-    return 4 * steps if unit == "frames" else steps, unit
+    return atari.find_protocol(config.protocol).action_repeat * steps if unit == "frames" else steps, unit
 
 
 # -- each task ------------------------------------------------------------------------------------------------------

@@ -226,7 +226,8 @@ def make_datasets(
     for place, log in logs.items():
         if log not in failed:
             whole = log.folders[0] / "dataset"
-            convert(own_dataset(whole, checkpoints), spec_from_index(read_index(whole)), Path(place), **subset)
+            source, spec = own_dataset(whole, checkpoints), spec_from_index(read_index(whole))
+            convert(source, spec, Path(place), **subset, should_stop=should_stop)
             board.say(f"made {place}")
     return failed
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from isqn.config.fields import field_names, flag, has_effect
+from isqn.config.fields import SIZE, field_names, flag, has_effect, marks
 from isqn.config.run import Run
 from isqn.train import record
 from isqn.train.progress import Progress, count, free_memory, memory_mb
@@ -78,10 +78,7 @@ def require_memory(size: int, needs: str, advice: str) -> None:
 
 def advise_lower(config: Run, *first: str) -> str:
     """Return the advice to lower the settings that the memory of a network depends on."""
-    sizes = (
-        *("num_bellman_iterations", "num_atoms", "width_factor", "critic_width", "hidden_sizes", "num_seeds"),
-        *("num_layers", "model_width"),
-    )
-    settings = field_names(type(config))
-    flags = [flag(name) for name in (*first, *sizes) if name in settings and has_effect(name, config)]
-    return f"Lower {', '.join(flags[:-1])} or {flags[-1]}."
+    flags = [flag(name) for name in (*first, *marks(type(config), SIZE)) if has_effect(name, config)]
+    if not flags:
+        return "Choose a smaller network."
+    return f"Lower {', '.join(flags[:-1])} or {flags[-1]}." if len(flags) > 1 else f"Lower {flags[0]}."

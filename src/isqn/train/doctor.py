@@ -41,9 +41,9 @@ def examine(config: Any) -> dict[str, Any]:
         env = make_environment(config.env_id, protocol=config.protocol)
     except UserError as error:
         return report | {"problem": str(error)}
-    agent = make_run_agent(config, env.spec)
-    times = timing.measure(config, agent, env, online.replay_factory(config, env.spec, rows=timing.ROWS)())
-    env.close()
+    with env:
+        agent = make_run_agent(config, env.spec)
+        times = timing.measure(config, agent, env, online.replay_factory(config, env.spec, rows=timing.ROWS)())
     part, share = times.bottleneck(config)
     rate = 1 / times.seconds_per_step(config)
     return report | {

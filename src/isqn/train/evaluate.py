@@ -1,4 +1,4 @@
-"""Evaluation of a trained agent, with seeds that were not used in training."""
+"""Evaluation of a trained agent, on episodes that depend on a seed of their own."""
 
 from __future__ import annotations
 
@@ -214,16 +214,15 @@ def acting_state(state: AgentState, seed: int) -> AgentState:
 
 def random_return(env_id: str, episodes: int = 1_000, seed: int = 0, max_steps: int = 27_000) -> float:
     """Return the mean return of uniformly random actions, the zero of normalised scores."""
-    env, rng = make_environment(env_id), host_generator(seed, "random-play")
-    total = 0.0
-    for episode in range(episodes):
-        env.reset(episode_seed(seed, episode))
-        for _ in range(max_steps):
-            _, reward, terminated, truncated = env.step(env.spec.random_action(rng))
-            total += reward
-            if terminated or truncated:
-                break
-    env.close()
+    rng, total = host_generator(seed, "random-play"), 0.0
+    with make_environment(env_id) as env:
+        for episode in range(episodes):
+            env.reset(episode_seed(seed, episode))
+            for _ in range(max_steps):
+                _, reward, terminated, truncated = env.step(env.spec.random_action(rng))
+                total += reward
+                if terminated or truncated:
+                    break
     return total / episodes
 
 

@@ -36,9 +36,8 @@ def specification(config: Any) -> EnvSpec:
     """Return the specification in the dataset, or that of the environment if the dataset does not exist yet."""
     if index := _index(config):
         return spec_from_index(index)
-    env = make_environment(config.env_id, protocol=config.protocol)
-    env.close()
-    return env.spec
+    with make_environment(config.env_id, protocol=config.protocol) as env:
+        return env.spec
 
 
 def _index(config: Any) -> Description:

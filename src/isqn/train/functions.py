@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from isqn.agents.base import Agent
+from isqn.agents.base import Agent, identity_observe
 from isqn.agents.registry import make_agent
 from isqn.compiler import jit
 from isqn.config.run import Run
@@ -35,7 +35,6 @@ class Functions(NamedTuple):
 
     init: Callable[..., Any]
     observe: Callable[..., Any]
-    # The same in evaluations, where only a streaming agent updates its moments.
     observe_eval: Callable[..., Any]
     act: Callable[..., Any]
     update: Callable[..., Any]
@@ -50,29 +49,30 @@ def compile_agent(agent: Agent) -> Functions:
         state, metrics = agent.update(state, batch)
         return state, jax.tree.map(jnp.add, totals, metrics)
 
-    @program
-    def count_moments(state: Any, *step: Any) -> tuple[Any, Any]:
-        state, frame = agent.observe(state, *step)
-        return state.moments, frame
-
     def select_parts(state: Any, *parts: str) -> Any:
         """Drop the arrays that a program does not read, because passing many arrays takes time at every step."""
         return state._replace(**dict.fromkeys(set(state._fields) - {"seed", *parts}, ()))
 
-    def observe(state: Any, frame: np.ndarray, *step: Any) -> tuple[Any, np.ndarray]:
-        if not jax.tree.leaves(state.moments):
-            return state, frame
-        moments, obs = count_moments(select_parts(state, "moments"), frame, *step)
-        return state._replace(moments=moments), np.asarray(obs) if agent.is_streaming else frame
+    def compile_observe(function: Callable[..., Any]) -> Callable[..., Any]:
+        if function is identity_observe:
+            return function
 
-    def observe_eval(state: Any, frame: np.ndarray, *step: Any) -> tuple[Any, np.ndarray]:
-        return observe(state, frame, *step) if agent.is_streaming else (state, frame)
+        @program
+        def traced(state: Any, frame: Any, *step: Any) -> tuple[Any, Any]:
+            state, obs = function(state, frame, *step)
+            return state.moments, () if obs is frame else obs  # an unchanged frame is not sent back
+
+        def observe(state: Any, frame: np.ndarray, *step: Any) -> tuple[Any, np.ndarray]:
+            moments, obs = traced(select_parts(state, "moments"), frame, *step)
+            return state._replace(moments=moments), frame if isinstance(obs, tuple) else np.asarray(obs)
+
+        return observe
 
     act = program(agent.act)
     return Functions(
         init=program(agent.init),
-        observe=observe,
-        observe_eval=observe_eval,
+        observe=compile_observe(agent.observe),
+        observe_eval=compile_observe(agent.observe_eval),
         act=lambda state, *rest: act(select_parts(state, *agent.acting_parts), *rest),
         update=program(update, donate_argnums=(0, 1)),
         refresh=program(agent.refresh, donate_argnums=0),

@@ -59,9 +59,8 @@ def specification(config: Any) -> EnvSpec:
         spec = make_native(config.env_id).spec
         require_protocol(config.protocol, spec.protocol, spec.id)
         return spec
-    env = make_environment(config.env_id, protocol=config.protocol)
-    env.close()
-    return env.spec
+    with make_environment(config.env_id, protocol=config.protocol) as env:
+        return env.spec
 
 
 # -- memory
@@ -135,13 +134,14 @@ def train(config: Any, folders: list[Path], env: Environment | None, control: Co
     if env is None and uses_compiled_loop(config):
         _train_compiled(config, folders, control)
         return
-    host_env = env or make_environment(config.env_id, protocol=config.protocol)
-    _train_on_host(config, folders[0], host_env, control)
-    if env is None:
-        host_env.close()
+    if env is not None:
+        _train_on_host(config, folders[0], env, control, is_timed=False)  # it would see steps that are not of the run
+        return
+    with make_environment(config.env_id, protocol=config.protocol) as own:
+        _train_on_host(config, folders[0], own, control, is_timed=control.progress.enabled)
 
 
-def _train_on_host(config: Any, run_dir: Path, env: Environment, control: Control) -> None:
+def _train_on_host(config: Any, run_dir: Path, env: Environment, control: Control, *, is_timed: bool) -> None:
     progress = control.progress
     progress.say(f"{config.label} on {env.spec.id} ({env.spec.protocol}), seed {config.seed}")
     if env.spec.protocol in atari.PROTOCOLS:
@@ -150,7 +150,7 @@ def _train_on_host(config: Any, run_dir: Path, env: Environment, control: Contro
     agent, make_replay = make_run_agent(config, env.spec), replay_factory(config, env.spec)
     finish = begin_summaries(config, [run_dir], env.spec)
     functions = compile_agent(agent)
-    if progress.enabled and config.total_timesteps >= LONG_RUN_STEPS:
+    if is_timed and config.total_timesteps >= LONG_RUN_STEPS:
         times = timing.measure(config, agent, env, make_replay(), functions, seconds=0.5)
         steps_left = config.total_timesteps - max(checkpoint.steps(run_dir), default=0)
         time_left = duration(steps_left * times.seconds_per_step(config))
@@ -192,10 +192,9 @@ def _shorter_preset(config: Any, agent: Agent) -> str:
 def seconds_per_step(config: Any, seconds: float) -> float:
     """Measure the seconds of a step of all seeds, after compiling and after learning has started."""
     if not uses_compiled_loop(config):
-        env = make_environment(config.env_id, protocol=config.protocol)
-        replay = replay_factory(config, env.spec, rows=timing.ROWS)()
-        times = timing.measure(config, make_run_agent(config, env.spec), env, replay, seconds=seconds / 4)
-        env.close()
+        with make_environment(config.env_id, protocol=config.protocol) as env:
+            replay = replay_factory(config, env.spec, rows=timing.ROWS)()
+            times = timing.measure(config, make_run_agent(config, env.spec), env, replay, seconds=seconds / 4)
         return times.seconds_per_step(config)
     native = make_native(config.env_id)
     agent, rows = make_run_agent(config, native.spec), device_replay(config, native.spec)

@@ -44,11 +44,12 @@ def load_player(
     """Load a trained agent. The acting rule "auto" is that of training, or the agent's own rule for evaluations."""
     config: Any = read_config(run_dir)
     require_environment_agent(config, command)
-    if acting_rule == "auto":
-        acting_rule = (for_evaluation and find_agent(config.agent).evaluation_rule) or config.acting_rule
-    config = config.replace(acting_rule=acting_rule)
     with naming_missing_imports(run_dir):
         env = make_environment(config.env_id, protocol=config.protocol, render=render)
         agent = make_run_agent(config, env.spec)
     state, step = load_agent_state(run_dir, agent, which)
+    rule = acting_rule if acting_rule != "auto" else for_evaluation and find_agent(config.agent).evaluation_rule
+    if rule and rule != config.acting_rule:
+        config = config.acting_by(rule)
+        agent = make_run_agent(config, env.spec)
     return Player(config, env, agent, state, step, config.evaluation_epsilon if epsilon is None else epsilon)

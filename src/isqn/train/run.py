@@ -163,7 +163,9 @@ def resume(run_dir: Path, *, quiet: bool = False) -> bool:
         for folder in folders:
             _require_unchanged(folder, read_config(folder))
         with record.naming_missing_imports(folders[0]):
-            require_possible(config, specification(config))
+            spec = specification(config)
+            _require_same_protocol(folders[0], spec)
+            require_possible(config, spec)
         train(config, folders, quiet=quiet)
     return True
 
@@ -182,6 +184,16 @@ def _require_unchanged(run_dir: Path, config: Run) -> None:
                     "last checkpoint; put it back, or train a new run with `isqn train --config`."
                 )
         return
+
+
+def _require_same_protocol(run_dir: Path, spec: EnvSpec) -> None:
+    """Refuse to continue a run by other rules of play, to which another version may have changed the default."""
+    earlier = record.read_summary(run_dir).get("protocol", spec.protocol)
+    if earlier != spec.protocol:
+        raise UserError(
+            f"{run_dir} was played by the protocol {earlier}; here it would be {spec.protocol}. Resume it with the "
+            "version of isqn in its summary.json, or train a new run."
+        )
 
 
 def train(config: Any, folders: list[Path], *, quiet: bool = False, env: Environment | None = None) -> None:

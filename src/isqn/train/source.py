@@ -38,9 +38,8 @@ def find_source(folder: Path, env_id: str | None, run: int, checkpoints: int) ->
             raise UserError(f"{folder} has no file of --run {run}.")
         return source, spec
     if any((folder / name).is_file() for name in MINARI):
-        env = make_environment(env_id or sources.minari_env_id(folder) or _refuse_unnamed(folder))
-        env.close()
-        return sources.minari(folder, env.spec, env.to_frame), env.spec
+        with make_environment(env_id or sources.minari_env_id(folder) or _refuse_unnamed(folder)) as env:
+            return sources.minari(folder, env.spec, env.to_frame), env.spec
     if (folder / "dataset" / INDEX).is_file():
         raise UserError(f"{folder} is a run, whose dataset is {folder / 'dataset'}.")
     raise UserError(f"{folder} is nothing that can be converted; known are {FORMATS}.")
@@ -50,9 +49,9 @@ def _atari_spec(folder: Path, env_id: str | None) -> EnvSpec:
     """Return the specification of the game `env_id`, or of the game in the path, such as Pong."""
     games = {name.removeprefix("ALE/").removesuffix("-v5"): name for name in atari.list_games()}
     in_path = [games[part] for part in reversed(folder.resolve().parts) if part in games]
-    env = make_environment(games.get(env_id or "", env_id) or (in_path[0] if in_path else _refuse_unnamed(folder)))
-    env.close()
-    return env.spec
+    game = games.get(env_id or "", env_id) or (in_path[0] if in_path else _refuse_unnamed(folder))
+    with make_environment(game) as env:
+        return env.spec
 
 
 def _refuse_unnamed(folder: Path) -> NoReturn:
