@@ -27,7 +27,7 @@ from isqn.agents.registry import read_config_file
 from isqn.cli import COMMANDS, main
 from isqn.config.fields import flag
 from isqn.losses import LOSSES
-from isqn.presets import PRESETS
+from isqn.presets import all_presets
 from isqn.schemes import SCHEMES
 from isqn.train import checkpoint, online, progress, record, run
 from isqn.types import UserError
@@ -140,7 +140,7 @@ def test_the_first_run_learns_the_known_values(tmp_path, monkeypatch, capsys):
     out, err = capsys.readouterr()
     assert out == "runs/default/isqn-Chain-v0/iS-DQN-K1/seed-0\n"
     lines = err.splitlines()
-    assert lines[0] == "settings: preset toy, chosen by the environment"
+    assert lines[0] == "settings: preset toy, which fits isqn/Chain-v0"
     start = lines.index("learned and true values:")
     header, *rows, last = lines[start + 1 :]
     assert header.split() == ["state", "Q(s,0)", "Q*(s,0)", "Q(s,1)", "Q*(s,1)"]
@@ -371,10 +371,10 @@ def test_numbers_may_have_underscores_and_flags_too(parsed):
 
 
 def test_flags_change_the_preset_or_the_config_file(parsed, trained):
-    assert parsed("--preset", "minatar") == PRESETS["minatar"].config
-    assert parsed("--preset", "minatar", "--seed", "3") == PRESETS["minatar"].config.replace(seed=3)
-    assert parsed("--env-id", "CartPole-v1") == PRESETS["classic"].config.replace(env_id="CartPole-v1")
-    assert parsed("--env-id=MinAtar/Freeway").buffer_size == PRESETS["minatar"].config.buffer_size
+    assert parsed("--preset", "minatar") == all_presets()["minatar"].config
+    assert parsed("--preset", "minatar", "--seed", "3") == all_presets()["minatar"].config.replace(seed=3)
+    assert parsed("--env-id", "CartPole-v1") == all_presets()["classic"].config.replace(env_id="CartPole-v1")
+    assert parsed("--env-id=MinAtar/Freeway").buffer_size == all_presets()["minatar"].config.buffer_size
     file = trained.folder / "config.toml"
     assert parsed("--config", str(file), "--seed", "4") == read_config_file(file).replace(seed=4)
     assert parsed("--hidden-sizes", "3", "4", "--layer-norm").hidden_sizes == (3, 4)
@@ -410,7 +410,7 @@ def test_output_to_a_pipe_is_whole_lines_and_quiet_prints_nothing(trained, tmp_p
     words = ["train", "--config", str(trained.folder / "config.toml"), "--run-dir"]
     done = process(*words, str(tmp_path / "a"))
     assert (done.returncode, done.stdout) == (0, f"{tmp_path}/a\n")
-    said = done.stderr.replace(f"{trained.folder}/config.toml", "preset toy, chosen by the environment")
+    said = done.stderr.replace(f"{trained.folder}/config.toml", "preset toy, which fits isqn/Chain-v0")
     ours, theirs = (re.sub(r"\), [\d,]+ MB\n", ")\n", text) for text in (said, trained.err))
     assert ours == theirs
     done = process(*words, str(tmp_path / "b"), "--quiet")
@@ -494,7 +494,7 @@ def test_an_update_that_does_not_fit_names_the_flags(error, refused, monkeypatch
     sentence = refused("train", *SHORT, "--run-dir", str(tmp_path / "run"))
     assert sentence.startswith("There is not enough memory for an update (")
     assert sentence.endswith(
-        "8 bytes). Lower --batch-size, --num-bellman-iterations, --width-factor, --hidden-sizes or --num-seeds."
+        "8 bytes). Lower --batch-size, --num-bellman-iterations, --num-seeds, --hidden-sizes or --width-factor."
     )
 
 
@@ -733,7 +733,7 @@ def test_probe_prints_every_metric_by_name(trained, answer, capsys):
 
 
 def test_lists_are_complete(answer, capsys):
-    assert [row["name"] for row in answer("list", "presets")] == list(PRESETS)
+    assert [row["name"] for row in answer("list", "presets")] == list(all_presets())
     assert [row["name"] for row in answer("list", "losses")] == list(LOSSES)
     schemes = {row["name"]: row for row in answer("list", "schemes")}
     assert list(schemes) == list(SCHEMES)
@@ -748,7 +748,9 @@ def test_lists_are_complete(answer, capsys):
     assert envs["ALE/Pong-v5"]["loops"] == "host"
     assert main(["list", "presets"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len({line.index(preset.description) for line, preset in zip(lines, PRESETS.values(), strict=True)}) == 1
+    assert (
+        len({line.index(preset.description) for line, preset in zip(lines, all_presets().values(), strict=True)}) == 1
+    )
 
 
 def test_cost_agrees_with_counts_by_hand(answer):

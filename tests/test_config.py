@@ -401,11 +401,6 @@ def test_an_agent_is_registered_by_the_name_that_its_config_has():
             register_agent("dqn", Ours, dqn.make)
 
 
-def test_the_owner_of_presets_must_be_an_agent():
-    with registries_restored(), pytest.raises(UserError, match=r"presets_of is .dqm.; did you mean dqn\?"):
-        register_agent("dqn", DqnConfig, dqn.make, presets_of="dqm")
-
-
 def test_a_docstring_of_several_lines_is_a_comment_of_several_lines(tmp_path):
     @dataclasses.dataclass(frozen=True)
     class Mine(DqnConfig):
@@ -435,7 +430,7 @@ def test_presets_of_another_agent_leave_the_defaults_of_an_agent_alone():
         learning_rate: float = 7e-4
 
     with registries_restored():
-        register_agent("mine", Mine, make_nothing, presets_of="dqn")
+        register_agent("mine", Mine, make_nothing, presets="isqn.presets.dqn")
         config: Any = preset_config("toy", "mine")
     assert (config.agent, config.discount, config.batch_size, config.learning_rate) == ("mine", 0.9, 64, 7e-4)
 

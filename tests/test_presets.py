@@ -25,7 +25,7 @@ from isqn.language.gpt2 import Size
 from isqn.language.heads import make_values
 from isqn.networks import Network, make_critic, make_network
 from isqn.networks.torsos import Activation, TorsoSettings
-from isqn.presets import PRESETS, preset_config, preset_for, presets_of
+from isqn.presets import all_presets, preset_config, preset_for, presets_of
 from isqn.schemes import SCHEMES
 from isqn.types import EnvSpec, UserError
 
@@ -67,7 +67,7 @@ NUMBERS = dict.fromkeys(ONLINE, DQN) | {
 
 @pytest.mark.parametrize("name", NUMBERS)
 def test_presets_have_the_numbers_of_the_paper(name):
-    fields = asdict(PRESETS[name].config)
+    fields = asdict(all_presets()[name].config)
     assert {field: fields[field] for field in NUMBERS[name]} == NUMBERS[name]
 
 
@@ -83,7 +83,7 @@ def test_the_online_atari_presets_differ_in_the_network_only(name):
 
 
 def test_offline_periods_are_those_of_dqn_in_gradient_steps():
-    online, offline = (asdict(PRESETS[name].config) for name in ("atari-impala-ln", "atari-cql"))
+    online, offline = (asdict(all_presets()[name].config) for name in ("atari-impala-ln", "atari-cql"))
     assert not {"epoch_steps", "total_timesteps", "update_period"} & offline.keys()
     assert offline["epoch_updates"] * online["update_period"] == online["epoch_steps"]
     assert offline["target_update_period"] * online["update_period"] == online["target_update_period"]
@@ -91,7 +91,7 @@ def test_offline_periods_are_those_of_dqn_in_gradient_steps():
 
 
 def test_lengths_and_periods_that_the_paper_leaves_open():
-    dmc, wordle, stream = (asdict(PRESETS[name].config) for name in ("dmc-hard", "wordle", "atari-stream"))
+    dmc, wordle, stream = (asdict(all_presets()[name].config) for name in ("dmc-hard", "wordle", "atari-stream"))
     fifth = dmc["max_episode_steps"] / 2 / 5  # SimbaV2: the discount follows from a fifth of an episode, in agent steps
     assert dmc["discount"] == (fifth - 1) / fifth
     assert dmc["total_timesteps"] == 50 * dmc["epoch_steps"]
@@ -117,7 +117,7 @@ def test_the_smoke_preset_is_a_short_version_of_the_papers_main_setting():
 
 def test_presets_belong_to_agents():
     assert agent_names() == ("dqn", "stream-q", "sac", "cql", "ilql")
-    assert set(presets_of("dqn")) == PRESETS.keys() - {*WORDLE, *STREAMS, *CONTROL, *OFFLINE}
+    assert set(presets_of("dqn")) == all_presets().keys() - {*WORDLE, *STREAMS, *CONTROL, *OFFLINE}
     assert presets_of("sac") == CONTROL
     assert presets_of("stream-q") == STREAMS
     assert presets_of("cql") == OFFLINE
@@ -268,7 +268,7 @@ def hidden_layer_and_heads(cell: str, preset: str) -> None:
     assert list(widths) == ["target-based", "target-free", "iterated-shared"]
     for scheme, width in widths.items():
         assert SCHEMES[scheme](k).num_heads == (k + 1 if width.startswith("(K+1)") else 1)
-    hidden, fields = find(r"^FC (\d+)")(cell), asdict(PRESETS[preset].config)
+    hidden, fields = find(r"^FC (\d+)")(cell), asdict(all_presets()[preset].config)
     if fields.get("torso") == "simba":
         assert fields["critic_width"] == hidden
     elif "head_hidden_size" in fields:
@@ -280,7 +280,7 @@ def hidden_layer_and_heads(cell: str, preset: str) -> None:
 
 def convolutions(cell: str, preset: str) -> None:
     """The convolutions of the Nature CNN; those of IMPALA are in the caption of the table."""
-    if PRESETS[preset].config.torso != "nature":
+    if all_presets()[preset].config.torso != "nature":
         return
     expected, outputs, channels, size = [], [], 4, 84
     for height, width, stride, features in re.findall(r"Conv_(\d),(\d)\^(\d) (\d+)", cell):
@@ -303,7 +303,7 @@ def activations(cell: str, preset: str) -> None:
 def minimal_actions(cell: str, preset: str) -> None:
     assert cell == "No"
     if find_spec("ale_py") and find_spec("cv2"):
-        environment = make_environment("ALE/Breakout-v5", protocol=PRESETS[preset].config.protocol)
+        environment = make_environment("ALE/Breakout-v5", protocol=all_presets()[preset].config.protocol)
         assert environment.spec.num_actions == 4  # of the console's 18
         environment.close()
 
@@ -343,7 +343,7 @@ def rewards_of_guesses(cell: str, preset: str) -> None:
 def gpt2_small(cell: str, preset: str) -> None:
     """12 layers with 12 attention heads and width 768 (Radford et al. 2019); the policy's torso has the same size."""
     assert cell.startswith("GPT-2 small")
-    fields = asdict(PRESETS[preset].config)
+    fields = asdict(all_presets()[preset].config)
     assert [fields[name] for name in ("num_layers", "model_width", "attention_heads")] == [12, 768, 12]
     assert fields["dropout"] == find(r"Dropout p=([\d.]+)")(cell)
 
@@ -490,7 +490,7 @@ def test_every_row_of_every_table_is_checked():
     ],
 )
 def test_presets_match_their_tables(section, preset):
-    fields = asdict(PRESETS[preset].config)
+    fields = asdict(all_presets()[preset].config)
     table, title = section
     for row, cell in PAPER["tables"][table][title].items():
         meaning = TABLES[section][1][row]
@@ -504,7 +504,7 @@ def test_presets_match_their_tables(section, preset):
 
 
 def test_the_streaming_preset_matches_the_text():
-    config, dqn = PRESETS["atari-stream"].config, PRESETS["atari-cnn-ln"].config
+    config, dqn = all_presets()["atari-stream"].config, all_presets()["atari-cnn-ln"].config
     protocol = find_protocol(config.protocol)
     assert TEXT["appendix A, streaming"] == {
         "random no-op actions": [0, protocol.max_noops],  # ours begin at 1: docs/deviations.md
@@ -537,17 +537,17 @@ def test_the_atari_protocol_matches_the_text():
 
 @pytest.mark.parametrize("name", ONLINE)
 def test_online_presets_have_the_budget_of_the_text(name):
-    frames = PRESETS[name].config.total_timesteps * MACHADO2018.action_repeat
+    frames = all_presets()[name].config.total_timesteps * MACHADO2018.action_repeat
     assert frames == TEXT["appendix D"]["budget elsewhere in million frames"] * 10**6
 
 
 def test_the_weights_of_later_pairs_match_the_text():
-    discount = PRESETS["dmc-hard"].config.head_weight_discount
+    discount = all_presets()["dmc-hard"].config.head_weight_discount
     assert discount == TEXT["section 5.3"]["factor of future terms in the loss"]
 
 
 def test_the_offline_preset_matches_the_text():
-    facts, config = TEXT["section 5.2"], PRESETS["atari-cql"].config
+    facts, config = TEXT["section 5.2"], all_presets()["atari-cql"].config
     steps = facts["budget of the logged agent in million frames"] * 10**6 // MACHADO2018.action_repeat
     assert steps == 50 * CHECKPOINT_STEPS
     # 10 % of each checkpoint, by `isqn data convert --fraction 0.1`

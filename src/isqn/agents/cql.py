@@ -33,4 +33,4 @@ class CqlConfig(PairLoss, MetaGradient, BatchNorm, ScaledTorso, Adam, Batches, F
         return super().label if LOSSES[self.loss].bootstraps else self.algorithm
 
 
-register_agent("cql", CqlConfig, dqn.make, loop="isqn.train.from_dataset")
+register_agent("cql", CqlConfig, dqn.make, loop="isqn.train.from_dataset", presets="isqn.presets.cql")

@@ -183,4 +183,4 @@ def make_epsilon_greedy(
     return act
 
 
-register_agent("dqn", DqnConfig, make)
+register_agent("dqn", DqnConfig, make, presets="isqn.presets.dqn")

@@ -61,7 +61,7 @@ class AgentKind(NamedTuple):
     make: Callable[[Any, Any], Agent]  # config, specification of the environment -> agent
     actions: Actions
     loop: str  # the module that trains it, such as "isqn.train.online"
-    presets_of: str  # the agent whose presets also fit this one
+    presets: str  # the module that has its presets; "": none
     evaluation_rule: str  # acting rule in `isqn eval`; "": as in training
 
     @property
@@ -80,12 +80,13 @@ def register_agent(
     *,
     actions: Actions = "discrete",
     loop: str = "isqn.train.online",
-    presets_of: str = "",
+    presets: str = "",
     evaluation_rule: str = "",
 ) -> None:
     """Register an agent for `isqn train NAME`, `isqn.Model(NAME)`, studies, reports and all other commands.
 
-    `loop` names the module that trains it, which offers what `isqn.train.run.Loop` lists.
+    `loop` names the module that trains it, which offers what `isqn.train.run.Loop` lists. `presets` names the module
+    that has its presets, as `isqn.presets.dqn` does.
     """
     _require_config("register_agent: config", config, Run)
     if (given := getattr(config, "agent", None)) != name:
@@ -106,9 +107,7 @@ def register_agent(
         for loss_name, loss in LOSSES.items():
             if loss.settings:
                 _require_new_names(f"register_agent: {config.__name__}", loss_name, loss.settings, config)
-    if presets_of not in ("", *agent_names()):
-        raise UserError(f"register_agent: presets_of is {presets_of!r}; {nearest(presets_of, agent_names())}")
-    _KINDS[name] = AgentKind(name, config, make, actions, loop, presets_of or name, evaluation_rule)
+    _KINDS[name] = AgentKind(name, config, make, actions, loop, presets, evaluation_rule)
 
 
 def _require_config(what: str, config: Any, base: type[Run]) -> None:

@@ -387,4 +387,4 @@ def draw(key: Array, mean: Array, log_std: Array) -> tuple[Array, Array]:
     return jnp.tanh(before), (normal - squashed).sum(axis=-1)
 
 
-register_agent("sac", SacConfig, make, actions="continuous", evaluation_rule="mean")
+register_agent("sac", SacConfig, make, actions="continuous", presets="isqn.presets.sac", evaluation_rule="mean")

@@ -201,4 +201,4 @@ def _norms(z: Array) -> Array:
     return jnp.abs(columns).sum(axis=1)
 
 
-register_agent("stream-q", StreamQConfig, make)
+register_agent("stream-q", StreamQConfig, make, presets="isqn.presets.stream_q")

@@ -14,7 +14,7 @@ from isqn.cli.parse import UsageError, arg, parse
 from isqn.cli.tables import table
 from isqn.config.fields import nearest
 from isqn.losses import LOSSES
-from isqn.presets import PRESETS
+from isqn.presets import all_presets
 from isqn.train.progress import count
 
 LISTS = ("envs", "presets", "studies", "schemes", "losses", "agents")
@@ -51,7 +51,8 @@ def _listing(what: str) -> list[dict[str, str]]:
         return [{"id": row.id, "kind": row.kind, "loops": ", ".join(row.loops)} for row in list_environments()]
     if what == "presets":
         return [
-            {"name": name, "description": preset.description, "agent": preset.agent} for name, preset in PRESETS.items()
+            {"name": name, "description": preset.description, "agent": preset.agent}
+            for name, preset in all_presets().items()
         ]
     if what == "studies":
         from isqn.study.catalogue import QUESTIONS

@@ -18,7 +18,7 @@ from isqn.config.fields import field_names, name_as_given, nearest, require_effe
 from isqn.config.run import Run
 from isqn.imports import import_module_of
 from isqn.losses import LOSSES
-from isqn.presets import default_config, preset_config, preset_for, presets_of
+from isqn.presets import default_config, preset_config, preset_for, presets_of, short_preset
 
 Config = TypeVar("Config")
 
@@ -32,7 +32,7 @@ class Train(Generic[Config]):
 
     config: tyro.conf.OmitArgPrefixes[Config]
     preset: str = "auto"
-    """Preset to start from, which the other flags change (`isqn list presets`). auto: chosen by the environment."""
+    """Preset to start from, which the other flags change (`isqn list presets`). auto: the one that fits --env-id."""
     config_file: Annotated[Path | None, tyro.conf.arg(name="config", metavar="PATH")] = None
     """Config file to start from instead of a preset, such as the config.toml of another run."""
     run_dir: Annotated[Path | None, arg("PATH", "runs/EXPERIMENT/ENV/LABEL/seed-N")] = None
@@ -119,7 +119,8 @@ def _base_config(args: Sequence[str], agent: str | None) -> tuple[Run, str]:
     config = default_config(agent, env_id).replace(**recorded)
     if not presets_of(agent):
         return config, f"defaults of {agent}"
-    return config, f"preset {preset_for(env_id, agent)}, chosen by the environment"
+    preset, short = preset_for(env_id, agent), short_preset(env_id, agent)
+    return config, f"preset {preset}, which fits {env_id}" + (f"; --preset {short} is a short run" if short else "")
 
 
 def _show_diff(config: Run, preset: str) -> int:

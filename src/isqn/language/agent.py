@@ -216,4 +216,4 @@ def make(config: IlqlConfig, spec: TextSpec) -> Agent:
     )
 
 
-register_agent("ilql", IlqlConfig, make, actions="tokens", loop="isqn.language.training")
+register_agent("ilql", IlqlConfig, make, actions="tokens", loop="isqn.language.training", presets="isqn.presets.ilql")

@@ -7,30 +7,36 @@ that no table gives are listed apart, with their source.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict
+from importlib import import_module
+from typing import Any
 
-from isqn.agents.registry import config_class, find_agent, make_config
+from isqn.agents.registry import agent_names, config_class, find_agent, make_config
 from isqn.config.fields import field_names, nearest
 from isqn.config.run import Run
-from isqn.presets import cql, dqn, ilql, sac, stream_q
 from isqn.presets.preset import Preset
 from isqn.types import UserError
 
-_MODULES = {"dqn": dqn, "stream-q": stream_q, "sac": sac, "cql": cql, "ilql": ilql}
-PRESETS: dict[str, Preset] = {name: preset for module in _MODULES.values() for name, preset in module.PRESETS.items()}
+
+def all_presets() -> dict[str, Preset]:
+    """Return the presets of all agents by name."""
+    modules = dict.fromkeys(find_agent(agent).presets for agent in agent_names())
+    return {name: preset for module in modules if module for name, preset in import_module(module).PRESETS.items()}
 
 
 def presets_of(agent: str) -> tuple[str, ...]:
     """Return the names of the presets that fit an agent."""
-    owner = find_agent(agent).presets_of
-    return tuple(name for name, preset in PRESETS.items() if preset.agent == owner)
+    module = find_agent(agent).presets
+    return tuple(import_module(module).PRESETS) if module else ()
 
 
 def preset_config(name: str, agent: str | None = None) -> Run:
     """Return the settings of a preset for `isqn train AGENT`; for its own agent if none is named."""
-    if name not in PRESETS:
-        raise UserError(f"The preset {name!r} is not known; {nearest(name, presets_of(agent) if agent else PRESETS)}")
-    preset = PRESETS[name]
+    presets = all_presets()
+    if name not in presets:
+        raise UserError(f"The preset {name!r} is not known; {nearest(name, presets_of(agent) if agent else presets)}")
+    preset = presets[name]
     agent = agent or preset.agent
     if name not in presets_of(agent):
         own = presets_of(agent)
@@ -46,8 +52,17 @@ def preset_config(name: str, agent: str | None = None) -> Run:
 
 def preset_for(env_id: str, agent: str = "dqn") -> str:
     """Return the name of the preset that fits an environment if none is asked for."""
-    choices = _MODULES[find_agent(agent).presets_of].DEFAULTS
-    return next(name for fits, name in choices if fits(env_id))
+    return next(_fitting(env_id, agent, "DEFAULTS"))
+
+
+def short_preset(env_id: str, agent: str) -> str:
+    """Return the name of a preset of a short run that fits an environment; "" if there is none."""
+    return next(_fitting(env_id, agent, "SHORT"), "")
+
+
+def _fitting(env_id: str, agent: str, choices: str) -> Iterator[str]:
+    module: Any = import_module(find_agent(agent).presets)
+    return (name for fits, name in getattr(module, choices, ()) if fits(env_id))
 
 
 def default_config(agent: str, env_id: str) -> Run:

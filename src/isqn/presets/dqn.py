@@ -103,3 +103,4 @@ PRESETS = {
     ),
 }
 DEFAULTS: Choices = ((is_atari, "atari-cnn-ln"), (is_minatar, "minatar"), (is_toy, "toy"), (is_any, "classic"))
+SHORT: Choices = ((is_atari, "atari-smoke"),)

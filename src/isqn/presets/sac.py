@@ -70,3 +70,4 @@ PRESETS = {
     ),
 }
 DEFAULTS: Choices = ((is_hard_control, "dmc-hard"), (is_control, "dmc-small"), (is_any, "continuous"))
+SHORT: Choices = ((is_hard_control, "dmc-small"),)

@@ -77,3 +77,4 @@ DEFAULTS: Choices = (
     (is_toy, "toy-stream"),
     (is_any, "classic-stream"),
 )
+SHORT: Choices = ((is_atari, "atari-stream-smoke"),)

@@ -15,6 +15,8 @@ from isqn.agents.base import Agent, identity_observe
 from isqn.agents.registry import make_agent
 from isqn.compiler import jit
 from isqn.config.run import Run
+from isqn.data.replay import Replay
+from isqn.keys import host_generator
 from isqn.train.probes import add_probes
 from isqn.types import EnvSpec, Transition, num_bytes
 
@@ -95,6 +97,17 @@ def zero_totals(agent: Agent, config: Any, spec: EnvSpec) -> Any:
     batch = spec.batch_shapes(config.sampled_batch_size)
     _, metrics = jax.eval_shape(agent.update, jax.eval_shape(agent.init, 0), batch)
     return jax.tree.map(lambda m: jnp.zeros(m.shape, m.dtype), metrics)
+
+
+def draw_batch(config: Any, agent: Agent, replay: Replay, updates: int, *, explored: Any) -> Transition:
+    """Return the batch of an update: a sample of the replay buffer, or the newest step of a streaming agent."""
+    if agent.is_streaming:
+        batch = replay.latest(explored=bool(explored))
+    else:
+        batch = replay.sample(config.update_batch_size, host_generator(config.seed, "replay", updates))
+    if not config.held_out_size:
+        return batch
+    return append_held_out(batch, replay.sample(config.held_out_size, host_generator(config.seed, "held-out", updates)))
 
 
 def append_held_out(batch: Transition, held_out: Transition) -> Transition:

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from isqn.agents.base import Agent, AgentState, Choice, target_schedule
+from isqn.agents.base import Agent, AgentState, target_schedule
 from isqn.data.replay import Replay
 from isqn.envs.adapter import Environment
 from isqn.keys import host_generator
 from isqn.train import checkpoint
 from isqn.train.experience import Experience
-from isqn.train.functions import Functions, append_held_out, zero_totals
+from isqn.train.functions import Functions, draw_batch, zero_totals
 from isqn.train.probes import probe_columns, probe_features
 from isqn.train.progress import Control, Progress
 from isqn.train.record import EPISODE_COLUMNS
@@ -84,7 +84,7 @@ def train(
             # Update, and refresh the targets.
             if count.step > config.learning_starts:
                 if count.step % config.update_period == 0:
-                    batch = _sample(config, agent, experience.replay, count.updates, choice)
+                    batch = draw_batch(config, agent, experience.replay, count.updates, explored=choice.explored)
                     state, totals = call.update(state, totals, batch)
                     count.updates += config.updates_per_step
                     count.logged_updates += config.updates_per_step
@@ -173,14 +173,3 @@ def _open(
 
 def _epoch_length(config: Any, epoch: int) -> int:
     return config.epoch_end(epoch) - (config.epoch_end(epoch - 1) if epoch else 0)
-
-
-def _sample(config: Any, agent: Agent, replay: Replay, updates: int, choice: Choice) -> Any:
-    """Return the batch of an update: a sample of the replay buffer, or the newest step of a streaming agent."""
-    if agent.is_streaming:
-        batch = replay.latest(explored=bool(choice.explored))
-    else:
-        batch = replay.sample(config.update_batch_size, host_generator(config.seed, "replay", updates))
-    if not config.held_out_size:
-        return batch
-    return append_held_out(batch, replay.sample(config.held_out_size, host_generator(config.seed, "held-out", updates)))

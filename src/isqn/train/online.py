@@ -8,11 +8,10 @@ from typing import Any
 
 import jax
 
-from isqn.agents.base import Agent
 from isqn.config.fields import field_names, flag
 from isqn.data.device_replay import DeviceReplay
 from isqn.data.replay import Memory, Replay, memory_needed
-from isqn.envs import atari, dmc
+from isqn.envs import atari
 from isqn.envs.adapter import Environment, make_environment, require_protocol
 from isqn.envs.registry import has_native, make_native
 from isqn.train import checkpoint, compiled, host, timing
@@ -154,7 +153,7 @@ def _train_on_host(config: Any, run_dir: Path, env: Environment, control: Contro
         times = timing.measure(config, agent, env, make_replay(), functions, seconds=0.5)
         steps_left = config.total_timesteps - max(checkpoint.steps(run_dir), default=0)
         time_left = duration(steps_left * times.seconds_per_step(config))
-        progress.say(f"about {time_left} on this machine for {steps_left:,} steps{_shorter_preset(config, agent)}")
+        progress.say(f"about {time_left} on this machine for {steps_left:,} steps")
     for epoch in host.train(config, run_dir, agent, env, make_replay, functions, control):
         progress.say(epoch_line(config, [epoch], progress))
     finish()
@@ -181,12 +180,6 @@ def _memory_line(config: Any, spec: EnvSpec) -> str:
     size = agent_bytes(config, spec)
     replay = f"{memory} for the probes" if config.analysis else "there is no replay"
     return f"{size / 1e6:.3g} MB for network, traces and moments; {replay}."
-
-
-def _shorter_preset(config: Any, agent: Agent) -> str:
-    short = {"ALE/": "atari-stream-smoke" if agent.is_streaming else "atari-smoke", dmc.PREFIX: "dmc-small"}
-    names = [name for prefix, name in short.items() if config.env_id.startswith(prefix)]
-    return f"; --preset {names[0]} is a short one." if names else "."
 
 
 def seconds_per_step(config: Any, seconds: float) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -13,7 +14,7 @@ from isqn.agents.base import Agent
 from isqn.data.replay import Replay
 from isqn.envs.adapter import Environment
 from isqn.keys import host_generator
-from isqn.train.functions import Functions, append_held_out, compile_agent, zero_totals
+from isqn.train.functions import Functions, compile_agent, draw_batch, zero_totals
 from isqn.train.play import play
 
 ROWS = 2_000  # capacity of a replay buffer that is only timed
@@ -102,10 +103,10 @@ def measure(
     for _ in range(max(200, config.num_steps_return + 1)):
         next(steps)
 
+    numbers = itertools.count()  # another batch each time
+
     def sample() -> Any:
-        batch = replay.latest(explored=False) if agent.is_streaming else replay.sample(config.update_batch_size, rng)
-        size = config.held_out_size
-        return append_held_out(batch, replay.sample(size, rng)) if size else batch
+        return draw_batch(config, agent, replay, next(numbers), explored=False)
 
     batch = sample()
 
