@@ -280,8 +280,8 @@ def test_the_step_time_is_measured_in_the_host_loop():
 
 def test_the_memory_line_names_the_rows_for_the_probes():
     spec = run.specification(HOST)
-    assert "there is no replay" in online._memory_line(HOST, spec)
-    assert "for the probes" in online._memory_line(HOST.replace(analysis=True), spec)
+    assert "no replay buffer" in online._memory_line(HOST, spec)
+    assert "which only the probes read" in online._memory_line(HOST.replace(analysis=True), spec)
 
 
 def test_a_linear_network_learns_the_values_of_a_chain(tmp_path):

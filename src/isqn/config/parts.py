@@ -74,7 +74,7 @@ class Replay(Batches):
     """Settings of agents that learn from a replay buffer."""
 
     buffer_size: Annotated[int, AT_LEAST_ONE] = 50_000
-    """Capacity of the replay buffer in rows: one per step, and one for the last observation of an episode."""
+    """Capacity of the replay buffer in rows: one per step and, in the host loop, one more per episode (its end)."""
     learning_starts: LearningStarts = 1_000
     """Agent steps before the first gradient step."""
 

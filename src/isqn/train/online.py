@@ -179,7 +179,7 @@ def _memory_line(config: Any, spec: EnvSpec) -> str:
     if "buffer_size" in field_names(type(config)):
         return f"{memory}."
     size = agent_bytes(config, spec)
-    replay = f"{memory} for the probes" if config.analysis else "there is no replay"
+    replay = f"{memory}, which only the probes read" if config.analysis else "no replay buffer"
     return f"{size / 1e6:.3g} MB for network, traces and moments; {replay}."
 
 
