@@ -79,7 +79,7 @@ class Run:
     checkpoint_minutes: Annotated[float, AT_LEAST_ZERO, MAY_CHANGE] = 10.0
     """Minutes between checkpoints within an epoch; there is always a checkpoint at its end."""
     analysis: bool = False
-    """Record the paper's probes in metrics.csv: feature rank, dormant units, target churn, gradient cosines."""
+    """Record probes in metrics.csv: feature rank, dormant units, head cosine; dqn, stream-q: also churn and cosines."""
     analysis_samples: Annotated[int, Range(1, 100_000)] = 2_048
     """Number of states that the probes evaluate."""
     track: Annotated[Literal["none", "tensorboard", "wandb", "trackio"], MAY_CHANGE] = "none"
