@@ -23,7 +23,7 @@ import pytest
 import isqn
 from helpers import assert_same, final
 from isqn.agents.dqn import DqnConfig
-from isqn.agents.registry import read_config_file
+from isqn.agents.registry import agent_names, read_config_file
 from isqn.cli import COMMANDS, main
 from isqn.config.fields import flag
 from isqn.losses import LOSSES
@@ -86,14 +86,22 @@ def process(*words: str, **streams) -> subprocess.CompletedProcess:
 # -- first steps -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("words", [[], ["--help"], ["-h"]])
-def test_isqn_without_a_command_prints_a_welcome_of_five_lines(words, capsys):
-    assert main(words) == 0
+def test_isqn_without_a_command_prints_a_welcome_of_five_lines(capsys):
+    assert main([]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 5
     assert lines[0] == f"isqn {isqn.__version__}: deep Q-learning without a target network."
     assert "isqn train dqn --env-id isqn/Chain-v0" in lines[1]
     assert all(command in lines[3] for command in COMMANDS)
+
+
+@pytest.mark.parametrize("word", ["--help", "-h"])
+def test_the_help_of_isqn_describes_every_command(word, capsys):
+    assert main([word]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("usage: isqn COMMAND [flags]\n")
+    assert re.findall(r"^  (\w+)(?: AGENT)? +[A-Z]", out, re.MULTILINE) == list(COMMANDS)
+    assert all(name in out for name in (*agent_names(), "--debug", "--import", "--version"))
 
 
 def test_the_version(capsys):
@@ -140,7 +148,7 @@ def test_the_first_run_learns_the_known_values(tmp_path, monkeypatch, capsys):
     out, err = capsys.readouterr()
     assert out == "runs/default/isqn-Chain-v0/iS-DQN-K1/seed-0\n"
     lines = err.splitlines()
-    assert lines[0] == "settings: preset toy, chosen by the environment"
+    assert lines[0] == "settings: preset toy, which fits isqn/Chain-v0"
     start = lines.index("learned and true values:")
     header, *rows, last = lines[start + 1 :]
     assert header.split() == ["state", "Q(s,0)", "Q*(s,0)", "Q(s,1)", "Q*(s,1)"]
@@ -410,7 +418,7 @@ def test_output_to_a_pipe_is_whole_lines_and_quiet_prints_nothing(trained, tmp_p
     words = ["train", "--config", str(trained.folder / "config.toml"), "--run-dir"]
     done = process(*words, str(tmp_path / "a"))
     assert (done.returncode, done.stdout) == (0, f"{tmp_path}/a\n")
-    said = done.stderr.replace(f"{trained.folder}/config.toml", "preset toy, chosen by the environment")
+    said = done.stderr.replace(f"{trained.folder}/config.toml", "preset toy, which fits isqn/Chain-v0")
     ours, theirs = (re.sub(r"\), [\d,]+ MB\n", ")\n", text) for text in (said, trained.err))
     assert ours == theirs
     done = process(*words, str(tmp_path / "b"), "--quiet")
@@ -742,12 +750,14 @@ def test_lists_are_complete(answer, capsys):
         "label": "iS-DQN K=3",
         "heads": "4 heads",
         "copies": "0 copies",
+        "targets": "1 from 0, 2 from 1, 3 from 2",
     }
     envs = {row["id"]: row for row in answer("list", "envs")}
     assert envs["isqn/Chain-v0"] == {"id": "isqn/Chain-v0", "kind": "toy", "loops": "host, compiled"}
     assert envs["ALE/Pong-v5"]["loops"] == "host"
     assert main(["list", "presets"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    header, *lines = capsys.readouterr().out.splitlines()
+    assert header.split() == ["name", "description", "agent"]
     assert len({line.index(preset.description) for line, preset in zip(lines, PRESETS.values(), strict=True)}) == 1
 
 

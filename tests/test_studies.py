@@ -1034,7 +1034,7 @@ def test_studies_are_listed(capsys):
     assert list(rows) == list(QUESTIONS)
     assert [(row["question"], row["paper"]) for row in rows.values()] == list(QUESTIONS.values())
     assert main(["list", "studies"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    _, *lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == list(QUESTIONS)
 
 
