@@ -670,7 +670,7 @@ def test_eval_prints_a_line_for_each_game_and_the_mean(trained, capsys):
     assert [line.split()[0::2] for line in games] == [["return", "length", "seed"]] * 3
     step = checkpoint.steps(trained.folder)[0]
     assert last.startswith(f"iS-DQN K=2 on isqn/Chain-v0 at step {step}: ")
-    assert last.endswith(" over 3 games")
+    assert last.endswith(" over 3 episodes")
 
 
 @pytest.mark.parametrize("which", ["last", "best"])
@@ -713,7 +713,7 @@ def test_a_video_without_its_library_is_refused_before_a_game_is_played(trained,
     from isqn.envs.adapter import Environment
 
     monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
-    monkeypatch.setattr(Environment, "step", lambda *_: pytest.fail("a game was played"))
+    monkeypatch.setattr(Environment, "step", lambda *_: pytest.fail("an episode was played"))
     sentence = refused("eval", str(trained.folder), "--capture-video")
     assert sentence == '--capture-video needs `pip install "isqn[video]"`.'
 
@@ -894,7 +894,7 @@ def test_an_own_environment_is_trained_and_evaluated(own_module, answer, refused
     found = answer("eval", "mine", "--episodes", "2")
     assert [episode["length"] for episode in found["episodes"]] == [5, 5]
     assert refused("eval", "mine", "--capture-video").endswith(
-        ("cannot draw itself; leave out --capture-video.", '--capture-video needs `pip install "isqn[video]"`.')
+        ("cannot be rendered; leave out --capture-video.", '--capture-video needs `pip install "isqn[video]"`.')
     )
     sentence = refused("train", "--env-id", "od_envs:Fine-v0")
     where = f"it is neither in {os.getcwd()} nor installed"

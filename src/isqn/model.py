@@ -295,7 +295,7 @@ def evaluate(
     seed: int = 100,
     epsilon: float | None = None,
 ) -> list[Episode]:
-    """Play whole games with a model, in its own environment or in `env`; return the seed, return and length of each.
+    """Play whole episodes with a model, in its own environment or in `env`; return the seed, return and length of each.
 
     A policy acts by its mean. Other agents act as in training, with `epsilon`, by default 0.001.
     """

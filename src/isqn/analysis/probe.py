@@ -1,4 +1,4 @@
-"""The paper's probes of a trained agent, on states from fresh games that it plays."""
+"""The paper's probes of a trained agent, on states from new episodes that it plays."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def probe_run(
     """Return the probes of a trained agent: rank and dormant units on `samples` states, churn and cosines in updates.
 
     The `updates` gradient steps begin with a target update, as the paper's target period does. They learn from the
-    fresh games, and the targets are updated when that is due.
+    new episodes, and the targets are updated when that is due.
     """
     config: Any = read_config(run_dir)
     require_environment_agent(config, "`isqn probe`")

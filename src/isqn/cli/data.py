@@ -28,7 +28,7 @@ class Collect:
     out: Annotated[Path, arg("FOLDER", aliases=["-o"])]
     """Folder of the new dataset. If the command is stopped, run it again to resume it."""
     steps: int = 100_000
-    """Minimum number of agent steps; the last game is played to its end."""
+    """Minimum number of agent steps; the last episode (on Atari, game) is played to its end."""
     seed: int = 100
     """Seed of the environment and of the agent."""
     epsilon: Annotated[float | None, arg("FLOAT", "0.001, or 0 for sac")] = None

@@ -102,7 +102,7 @@ class Environment:
         try:
             image = self.env.render() if self.env.render_mode == "rgb_array" else None
         except gym.error.DependencyNotInstalled as error:
-            raise UserError(f"{self.spec.id} cannot draw itself: {error}") from error
+            raise UserError(f"{self.spec.id} cannot be rendered: {error}") from error
         return image if isinstance(image, np.ndarray) else None
 
     def close(self) -> None:
