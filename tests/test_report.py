@@ -116,9 +116,13 @@ def four_seeds(tmp_path_factory):
 @pytest.mark.parametrize(
     ("returns", "sentence"),
     [
-        ([20, 20], "TF-DQN scores 2.00 [2.00, 2.00] of TB-DQN, with 0.50 of its parameters: better."),
-        ([5, 5], "TF-DQN scores 0.50 [0.50, 0.50] of TB-DQN, with 0.50 of its parameters: worse."),
-        ([5, 20], "TF-DQN scores 1.25 [0.50, 2.00] of TB-DQN, with 0.50 of its parameters: no difference can be seen."),
+        ([20, 20], "TF-DQN has 2.00 [2.00, 2.00] of the AUC of TB-DQN, with 0.50 of its parameters: better."),
+        ([5, 5], "TF-DQN has 0.50 [0.50, 0.50] of the AUC of TB-DQN, with 0.50 of its parameters: worse."),
+        (
+            [5, 20],
+            "TF-DQN has 1.25 [0.50, 2.00] of the AUC of TB-DQN, with 0.50 of its parameters: "
+            "no difference can be seen.",
+        ),
     ],
 )
 def test_the_headline_in_words(returns, sentence, tmp_path):
@@ -878,7 +882,7 @@ def test_the_command_prints_the_table_and_the_page(reported, tmp_path, capsys):
     assert main(["report", str(reported.folder), "-o", str(tmp_path), "--figure", "auc"]) == 0
     header, *rows, finding, path = capsys.readouterr().out.splitlines()
     assert header.split("  ")[0] == "method"
-    assert re.fullmatch(r"TF-DQN scores 1\.80 \[.+\] of TB-DQN, with 0\.50 of its parameters: .+\.", finding)
+    assert re.fullmatch(r"TF-DQN has 1\.80 \[.+\] of the AUC of TB-DQN, with 0\.50 of its parameters: .+\.", finding)
     assert [row.split()[:2] for row in rows] == [["TB-DQN", "1.00"], ["TF-DQN", "1.80"]]
     assert path == str(tmp_path / "index.html")
     assert {file.name for file in (tmp_path / "figures").iterdir()} == {"auc.svg", "auc.pdf", "auc.png", "auc.csv"}
