@@ -28,7 +28,7 @@ class ExpectedSarsaConfig(dqn.DqnConfig):
 
 
 def make(config: ExpectedSarsaConfig, spec: EnvSpec) -> Agent:
-    agent = dqn.make(config, spec)  # network, acting and refresh of deep Q-learning
+    agent = dqn.make(config, spec)  # network, acting and target update of deep Q-learning
 
     def loss(online: Values, target: Values, transition: Transition) -> Array:
         greedy, uniform = jnp.max(target.next), jnp.mean(target.next)

@@ -2,7 +2,7 @@
 
 There is no replay buffer, no batch and no Adam. Every online head has an eligibility trace of its gradients. The
 temporal-difference error of its pair moves the parameters along the trace, by a step size (ObGD) that is small enough
-not to overshoot. Network, acting and refresh are those of Q-learning.
+not to overshoot. Network, acting and target update are those of Q-learning.
 """
 
 from __future__ import annotations
