@@ -26,9 +26,9 @@ class CqlConfig(PairLoss, MetaGradient, BatchNorm, ScaledTorso, Adam, Batches, O
     dataset: Annotated[str, INPUT_PATH] = ""
     """Folder of the dataset to learn from (made by `isqn data`). It also sets the environment."""
     protocol: str = "auto"
-    """Preprocessing protocol, as for `isqn train dqn`. auto: the protocol of the dataset."""
+    """Protocol of Atari or dm_control, as for `isqn train dqn`. auto: the protocol of the dataset."""
     max_episode_steps: Annotated[int, AT_LEAST_ONE] = 27_000
-    """Agent steps after which an episode is truncated (H)."""
+    """Agent steps after which an episode is truncated (H), beside any limit of the environment."""
     reward_clip: Annotated[float | None, POSITIVE, NONE_OR_NUMBER] = None
     """Clip rewards to [-c, c] for learning; None: no clipping. Reported returns are never clipped."""
     evaluation_steps: Annotated[int, AT_LEAST_ZERO] = 10_000

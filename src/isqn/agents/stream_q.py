@@ -48,7 +48,7 @@ class StreamQConfig(Normalisation, ScaledTorso, EpsilonGreedy, NativeLoop):
     shift_traces: bool = True
     """Shift the traces along with the heads at a target update. Not specified in the paper."""
     layer_norm_axes: Literal["channels", "all"] = "channels"
-    """Axes of LayerNorm: the channels (slimStreamQ), or all axes of a sample (the code of Stream Q)."""
+    """Axes of LayerNorm: the channels (the authors' slimStreamQ), or all axes of a sample (the code of Stream Q)."""
     initial_sparsity: Annotated[float, PROBABILITY] = 0.9
     """Share of initially zero weights among the inputs of each unit; at least one weight is not zero."""
 

@@ -96,7 +96,7 @@ class Convert:
     fraction: float = 1.0
     """Fraction of each checkpoint, in (0, 1]."""
     checkpoints: int = 50
-    """For a dataset of isqn with --subset first: number of parts that stand for checkpoints."""
+    """For a dataset of isqn with --subset first: number of equal parts; the first transitions of each are taken."""
     seed: int = 0
     """Seed of --subset random-episodes."""
     quiet: bool = False

@@ -32,7 +32,7 @@ HEADER = {  # of `isqn list schemes`; the other lists have the names of their JS
 class List:
     """List the environments, presets, studies, schemes, losses or agents of the package."""
 
-    what: Annotated[tyro.conf.Positional[str], arg("LIST")]
+    what: Annotated[tyro.conf.Positional[str], arg("WHAT")]
     """One of envs, presets, studies, schemes, losses or agents."""
     json: bool = False
     """Print a JSON list."""

@@ -50,7 +50,7 @@ class StudyRun:
     """Number of hosts per ILQL run, with --engine ray or slurm."""
     cluster: Literal["slurm", "local"] = "slurm"
     """Cluster of the SLURM engine; local runs its jobs on this machine, without SLURM, as a test."""
-    slurm: Annotated[tuple[str, ...], arg("KEY=VALUE ...")] = ()
+    slurm: Annotated[tuple[str, ...], arg("KEY=VALUE ...", "none")] = ()
     """Settings of submitit, such as slurm_partition=cpu timeout_min=600."""
     dry_run: bool = False
     """Do not train; list the runs with their parameters, memory and time."""

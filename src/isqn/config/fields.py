@@ -96,6 +96,7 @@ INPUT_PATH = Mark("path that a run reads; it may change too, because checkpoints
 
 
 NONE_OR_NUMBER = tyro.conf.arg(metavar="None|FLOAT")  # tyro's own words are {None}|FLOAT
+EMPTY_IS_NONE = tyro.conf.arg(help_behavior_hint=lambda default: f"(default: {default or 'none'})")  # for a tuple
 
 
 def alias(*names: str) -> Any:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from isqn.config.fields import (
     AT_LEAST_ONE,
     AT_LEAST_ZERO,
+    EMPTY_IS_NONE,
     POSITIVE,
     PROBABILITY,
     Range,
@@ -29,7 +30,7 @@ class GreedyHeads(Run):
     """Settings of agents that choose the action with the highest value."""
 
     acting_rule: Literal["uniform", "episode", "mean", "last"] = "uniform"
-    """Acting head: drawn at each step (uniform, the paper's) or each episode, the mean of all heads, or the last."""
+    """Acting head: drawn at each step (uniform, the paper's) or episode, the mean of the online heads, or the last."""
 
     evaluation_epsilon = 0.001
     last_epsilon = 0.01
@@ -108,7 +109,7 @@ class Adam(Run):
 class PairWeights(Run):
     """Settings of the weights of the pairs in the loss."""
 
-    head_weights: tuple[float, ...] = ()
+    head_weights: Annotated[tuple[float, ...], EMPTY_IS_NONE] = ()
     """Weight of each pair of heads in the loss; if empty, all are 1."""
     head_weight_discount: Annotated[float, AT_LEAST_ZERO] = 1.0
     """Ratio between the weights of successive pairs. Paper: 0.25 in continuous control."""
@@ -160,7 +161,7 @@ class PairLoss(Run):
     mellowmax_temperature: Annotated[float, POSITIVE, needs("loss", "mellowmax")] = 30.0
     """Temperature of MellowMax (omega); larger is closer to the maximum. Paper: 1000 on Breakout, 30 on Seaquest."""
     munchausen_temperature: Annotated[float, POSITIVE, needs("loss", "munchausen")] = 0.03
-    """Temperature of the Munchausen policy (tau)."""
+    """Temperature of the Munchausen policy (tau of Vieillard et al. 2020; not --tau)."""
     munchausen_weight: Annotated[float, needs("loss", "munchausen")] = 0.9
     """Weight of the Munchausen log-policy bonus (alpha)."""
     munchausen_clip: Annotated[float, Range(high=0), needs("loss", "munchausen")] = -1.0

@@ -193,9 +193,9 @@ class Interaction(Run):
     """Settings of a run that learns while it acts in an environment."""
 
     protocol: str = "auto"
-    """Rules of play. Atari: machado2018 (auto), streaming, reference; dm_control: action-repeat-2 (auto) etc."""
+    """Protocol. Atari: machado2018, streaming, reference; dm_control: action-repeat-2, -1, -4, -8. auto: the first."""
     max_episode_steps: Annotated[int, AT_LEAST_ONE] = 27_000
-    """Agent steps after which an episode is truncated (H)."""
+    """Agent steps after which an episode is truncated (H), beside any limit of the environment."""
     total_timesteps: Annotated[int, AT_LEAST_ONE, MAY_CHANGE] = 50_000
     """Number of agent steps; in the host loop, each epoch continues to the end of its last episode."""
     epoch_steps: Annotated[int, AT_LEAST_ONE] = 5_000
