@@ -10,7 +10,7 @@ from typing import Any
 from isqn.train.progress import count
 from isqn.types import UserError
 
-MANY_WORDS = 2_500  # for longer lists, the players by rule take minutes
+MANY_WORDS = 2_500  # for longer lists, the scripted players take minutes
 
 
 def evaluate(options: Any) -> int:
@@ -58,15 +58,17 @@ def evaluate(options: Any) -> int:
     }
     mean = f"{returns.mean():.2f} ± {returns.std():.2f} over {count(len(returns), 'game')}"
     line = f"{config.label} on {config.env_id} at step {step:,}, beta {config.inverse_temperature:g}: {mean}"
-    shares = f"{games.solved.mean():.0%} found; of the guesses {statistics['valid_share']:.0%} of five letters, "
-    shares += (
-        f"{statistics['dictionary_share']:.0%} in the list, {statistics['consistent_share']:.0%} as the clues allow"
+    shares = (
+        f"words found: {games.solved.mean():.0%}; guesses of five letters: {statistics['valid_share']:.0%}, "
+        f"in the word list: {statistics['dictionary_share']:.0%}, "
+        f"consistent with all clues: {statistics['consistent_share']:.0%}"
     )
     lines = [shares, *([f"learned from {learned_from['games']}"] if learned_from else [])]
     if scripted:
-        means = f"any word {scripted['random']:.2f}, any that the clues allow {scripted['consistent']:.2f}"
         lines.append(
-            f"players by rule on the same words: {means}, the most telling of these {scripted['informed']:.2f}"
+            f"mean return of scripted players on the same words: a random word {scripted['random']:.2f}, "
+            f"a random consistent word {scripted['consistent']:.2f}, "
+            f"the most informative consistent word {scripted['informed']:.2f}"
         )
     if options.html:
         options.html.parent.mkdir(parents=True, exist_ok=True)

@@ -209,8 +209,8 @@ class Candidate(NamedTuple):
     def as_json(self) -> dict[str, Any]:
         return {
             "word": self.word,
-            "chosen": self.probability,
-            "cloned": self.policy_probability,
+            "probability": self.probability,
+            "policy_probability": self.policy_probability,
             "value": self.value,
         }
 
@@ -226,9 +226,9 @@ class Turn(NamedTuple):
     def as_json(self) -> dict[str, Any]:
         return {
             "guess": self.guess,
-            "told": self.colours,
+            "colours": self.colours,
             "value": self.value,
-            "thoughts": [candidate.as_json() for candidate in self.candidates],
+            "candidates": [candidate.as_json() for candidate in self.candidates],
         }
 
 

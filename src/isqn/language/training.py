@@ -117,7 +117,7 @@ def _load_policy(run_dir: Path, config: IlqlConfig, template: Params) -> Params:
     """Load the policy of the newest good checkpoint of another run, which must have the same size."""
     name = f"{flag('policy_checkpoint')} {run_dir}"
     if not (run_dir / "config.toml").is_file():
-        raise UserError(f"{name} is no folder of a run{nearest_path(run_dir) or '.'}")
+        raise UserError(f"{name} is not a run folder{nearest_path(run_dir) or '.'}")
     other: Any = read_config_file(run_dir / "config.toml")
     if not isinstance(other, IlqlConfig):
         raise UserError(f"{name} is a run of `isqn train {other.agent}`; it must be one of `isqn train ilql`.")
@@ -139,7 +139,9 @@ def load_writer(
     """Load a trained language agent: its config with the given decoding, its state, and the step of the checkpoint."""
     config: Any = read_config(run_dir)
     if not isinstance(config, IlqlConfig):
-        raise UserError(f"{run_dir} is a run of `isqn train {config.agent}`; words are for runs of `isqn train ilql`.")
+        raise UserError(
+            f"{run_dir} is a run of `isqn train {config.agent}`; `isqn play` needs a run of `isqn train ilql`."
+        )
     state, step = load_agent_state(run_dir, make_run_agent(config, SPEC), which)
     if acting_rule != "auto":
         config = config.replace(acting_rule=acting_rule)
