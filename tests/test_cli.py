@@ -402,7 +402,7 @@ def test_train_writes_the_documented_files_and_prints_the_folder(trained):
     assert summary["status"] == "finished"
     assert summary["episodes"] == len(record.read_table(trained.folder / "episodes.csv"))
     lines = trained.err.splitlines()
-    assert lines[1] == "iS-DQN K=2 on isqn/Chain-v0 (gymnasium), seed 0"
+    assert lines[1] == "iS-DQN K=2 on isqn/Chain-v0 (protocol gymnasium), seed 0"
     assert [line.split(":")[0] for line in lines[3:5]] == ["epoch 1/2", "epoch 2/2"]
     assert "\r" not in trained.err, "no progress line where nobody watches"
 
@@ -419,7 +419,7 @@ def test_output_to_a_pipe_is_whole_lines_and_quiet_prints_nothing(trained, tmp_p
     done = process(*words, str(tmp_path / "a"))
     assert (done.returncode, done.stdout) == (0, f"{tmp_path}/a\n")
     said = done.stderr.replace(f"{trained.folder}/config.toml", "preset toy, which fits isqn/Chain-v0")
-    ours, theirs = (re.sub(r"\), [\d,]+ MB\n", ")\n", text) for text in (said, trained.err))
+    ours, theirs = (re.sub(r"\), [\d,]+ MB of memory\n", ")\n", text) for text in (said, trained.err))
     assert ours == theirs
     done = process(*words, str(tmp_path / "b"), "--quiet")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
@@ -449,7 +449,7 @@ def test_an_existing_folder_is_refused_with_the_remedy(trained, refused, tmp_pat
         f"{trained.folder} holds a finished run; choose another --run-dir or --experiment, or add --overwrite."
     )
     assert sentence(unfinished) == (
-        f"{unfinished} holds an unfinished run; go on with `isqn resume {unfinished}`, or add --overwrite."
+        f"{unfinished} holds an unfinished run; resume it with `isqn resume {unfinished}`, or add --overwrite."
     )
     for folder in (foreign, file):
         assert sentence(folder) == f"{folder} exists and is not a run; choose another --run-dir."

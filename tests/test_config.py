@@ -120,7 +120,8 @@ def test_scales_are_above_0(name):
         ),
         (
             {"meta_gradient": "adam", "acting_rule": "mean"},
-            "--acting-rule is 'mean'; it must be uniform with --meta-gradient, which weighs the draw.",
+            "--acting-rule is 'mean'; it must be uniform with --meta-gradient, which draws the head by the learned "
+            "weights.",
         ),
         ({"seed": MAX_INTEGER + 1}, "--seed is 2147483648; it must be at most 2147483647."),
         (

@@ -167,7 +167,7 @@ def test_ctrl_c_leaves_all_runs_resumable(engine, tmp_path, undisturbed):
     study.send_signal(signal.SIGINT)
     _, errors = study.communicate()
     assert study.returncode == INTERRUPTED, errors
-    assert errors.splitlines()[-1] == f"isqn: stopped; the same command goes on with {tmp_path / 'out'}"
+    assert errors.splitlines()[-1] == f"isqn: stopped; the same command resumes {tmp_path / 'out'}"
     assert not workers_of(tmp_path / "out")
     again = start(tmp_path)
     again.communicate()
@@ -207,7 +207,7 @@ def test_a_failed_job_is_listed_with_its_log_and_the_others_go_on(tmp_path, caps
     assert main(words) == 1
     said = capsys.readouterr().err
     log = tmp_path / "out" / "logs" / "isqn-Chain-v0--broken--0.log"
-    assert "1 of 2 runs are there" in said
+    assert "1 of 2 runs have finished" in said
     assert said.count(f"FAILED isqn-Chain-v0--broken--0: {drive.last_line(log)} (log: {log})") == 1
     assert said.endswith(
         f"isqn: 1 job failed; the same command tries again, and `isqn report {tmp_path / 'out'} --missing drop` shows "
@@ -582,7 +582,7 @@ def test_two_imports_with_the_same_name_are_refused(tmp_path):
     """Their copies in the study's folder would be the same file."""
     file = study_toml(STUDY).replace("baseline", 'imports = ["a/loss.py", "b/loss.py"]\nbaseline')
     (tmp_path / "mine.toml").write_text(file)
-    with pytest.raises(UserError, match=r"imports: 'loss\.py' and 'loss\.py' are not told apart; rename"):
+    with pytest.raises(UserError, match=r"imports: 'loss\.py' and 'loss\.py' have the same folder name; rename"):
         read_study(tmp_path / "mine.toml")
 
 

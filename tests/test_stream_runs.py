@@ -63,7 +63,7 @@ def test_a_stopped_and_resumed_run_ends_with_the_same_bits(config, analysis, who
     stops = (1, 37, 200) if config.loop == "host" else (1, 2)  # the compiled loop checks after each row
     for calls in stops[-1:] if analysis else stops:
         stop_after(monkeypatch, calls)
-        with pytest.raises(Interrupted, match="go on with `isqn resume"):
+        with pytest.raises(Interrupted, match="resume with `isqn resume"):
             run.resume(folder, quiet=True)
     monkeypatch.undo()
     assert run.resume(folder, quiet=True)

@@ -195,19 +195,21 @@ def _print_description(folder: Path, has_changed: bool, quiet: bool, output: Pat
 
 
 def _description_lines(summary: dict[str, Any]) -> Iterator[str]:
+    from isqn.data.dataset import UNKNOWN_POLICY
+
     how = f", {summary['subset']} {summary['fraction']:.3g} of {number(summary['num_checkpoints'], 'part', 'parts')}"
     part = "" if summary["subset"] == "all" else how
     source = f", from {summary['source']}" if summary["source"] else ""
-    yield f"{summary['env_id']} ({summary['protocol']}), played by {summary['policy']}{source}{part}"
-    yield f"{summary['transitions']:,} transitions, {number(summary['episodes'], 'episode', 'episodes')}, " + (
-        f"{summary['terminated']:,} of them to a terminal state"
-    )
+    policy = "an unknown policy" if summary["policy"] == UNKNOWN_POLICY else summary["policy"]
+    yield f"{summary['env_id']} ({summary['protocol']}), played by {policy}{source}{part}"
+    episodes = f"{number(summary['episodes'], 'episode', 'episodes')}, of which {summary['terminated']:,} terminated"
+    yield f"{summary['transitions']:,} transitions, {episodes}"
     size = f"{summary['bytes'] / 1e6:,.1f} MB" if summary["bytes"] >= 1e5 else f"{summary['bytes'] / 1e3:.1f} kB"
     yield f"{size}, {summary['bytes_per_transition']:.1f} bytes a transition"
     for name in ("returns", "lengths"):
         stats = summary[name]
-        middle = f"middle half {stats['quarter']:.6g} to {stats['three_quarters']:.6g}"
-        yield f"{name}: mean {stats['mean']:.6g}, {middle}, from {stats['least']:.6g} to {stats['most']:.6g}"
+        quartiles = f"quartiles {stats['quarter']:.6g} and {stats['three_quarters']:.6g}"
+        yield f"{name}: mean {stats['mean']:.6g}, {quartiles}, from {stats['least']:.6g} to {stats['most']:.6g}"
     if "actions" in summary:
         yield "actions: " + "  ".join(f"{number}: {share:.1%}" for number, share in enumerate(summary["actions"]))
     for note in summary["notes"]:

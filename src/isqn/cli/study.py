@@ -74,7 +74,7 @@ def run(args: Sequence[str]) -> int:
         study = read_study(Path(options.name))
     elif (Path(options.name) / "study.toml").is_file():
         file = Path(options.name) / "study.toml"
-        raise UserError(f"{options.name} is a folder; `isqn study {file} --out {options.name}` goes on with its study.")
+        raise UserError(f"{options.name} is a study folder; resume it with `isqn study {file} --out {options.name}`.")
     else:
         study = find_study(options.name, options.scale or "mini")
     study = study.only(options.tasks, options.seeds).with_imports(imported)
@@ -114,7 +114,7 @@ def run(args: Sequence[str]) -> int:
         )
         outcome = drive.train(study, out, engine, seeds_per_job=options.seeds_per_job, quiet=options.quiet)
     if not options.quiet:
-        say(f"{outcome.finished} of {outcome.total} runs are there")
+        say(f"{outcome.finished} of {outcome.total} runs have finished")
     if outcome.failed:
         say(
             f"isqn: {count(len(outcome.failed), 'job')} failed; the same command tries again, and `isqn report {out} "

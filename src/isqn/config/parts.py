@@ -144,8 +144,8 @@ class MetaGradient(PairWeights, GreedyHeads):
         require(self, "batch_norm", not self.uses_batch_norm, rule)
         require(self, "head_weights", not self.head_weights, rule)
         require(self, "head_weight_discount", self.head_weight_discount == 1, rule)
-        uniform = self.acting_rule == "uniform"
-        require(self, "acting_rule", uniform, "must be uniform with --meta-gradient, which weighs the draw")
+        rule = "must be uniform with --meta-gradient, which draws the head by the learned weights"
+        require(self, "acting_rule", self.acting_rule == "uniform", rule)
 
     @property
     def label(self) -> str:

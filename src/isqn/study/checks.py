@@ -184,8 +184,8 @@ def _check_tasks_agree(study: Study, where: str) -> None:
     for first, same in zip(itertools.cycle(_first_task(study)), study.cells, strict=False):
         if first.name_with_panel != same.name_with_panel:
             raise UserError(
-                f"{where}: what is {first.name_with_panel!r} on {first.task} is {same.name_with_panel!r} on "
-                f"{same.task}; let the method say what they differ in."
+                f"{where}: one method is named {first.name_with_panel!r} on {first.task} and {same.name_with_panel!r} "
+                f"on {same.task}; move the setting in which they differ from [[tasks]] to [[methods]]."
             )
 
 
@@ -271,7 +271,7 @@ def require_different(names: list[str], what: str, cure: str = RENAME) -> None:
     for name in names:
         folder = slug(name).lower()
         if folder in earlier:
-            raise UserError(f"{what} {earlier[folder]!r} and {name!r} are not told apart; {cure}.")
+            raise UserError(f"{what} {earlier[folder]!r} and {name!r} have the same folder name; {cure}.")
         earlier[folder] = name
 
 

@@ -102,7 +102,7 @@ def _run_jobs(pending: list[Job], engine: Engine, board: Board, should_stop: Cal
         board.show(running.values(), len(pending), failed)
         if should_stop():
             _stop(running, board)
-            raise Interrupted(f"stopped; the same command goes on with {board.out}")
+            raise Interrupted(f"stopped; the same command resumes {board.out}")
         if running:
             time.sleep(POLL_SECONDS)
     board.erase()
@@ -214,7 +214,8 @@ def make_datasets(
             index = read_index(Path(place))
             if {key: index[key] for key in subset} | {"n": index["num_checkpoints"]} != subset | {"n": checkpoints}:
                 raise UserError(
-                    f"{place} is another part of its log than the study says; choose another folder, or delete it."
+                    f"{place} was made with another subset, fraction or number of checkpoints than the study's; "
+                    "choose another folder, or delete it."
                 )
     logs = {place: log for place, log in logs.items() if _is_absent(place)}
     if logs:

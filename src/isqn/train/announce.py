@@ -45,7 +45,7 @@ def epoch_line(config: Any, epochs: list[Epoch], progress: Progress) -> str:
     episodes = count(sum(len(epoch.returns) for epoch in epochs), "episode")
     result = f": return {returns} ({episodes})" if any(epoch.returns for epoch in epochs) else ""
     time_left = progress.time_left(epochs[0].step)
-    return f"epoch {number}/{total}{result}, {memory_mb():,.0f} MB" + (f", {time_left}" if time_left else "")
+    return f"epoch {number}/{total}{result}, {memory_mb():,.0f} MB of memory" + (f", {time_left}" if time_left else "")
 
 
 def remarks(config: Any) -> Iterator[str]:

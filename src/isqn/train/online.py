@@ -143,7 +143,7 @@ def train(config: Any, folders: list[Path], env: Environment | None, control: Co
 
 def _train_on_host(config: Any, run_dir: Path, env: Environment, control: Control) -> None:
     progress = control.progress
-    progress.say(f"{config.label} on {env.spec.id} ({env.spec.protocol}), seed {config.seed}")
+    progress.say(f"{config.label} on {env.spec.id} (protocol {env.spec.protocol}), seed {config.seed}")
     if env.spec.protocol in atari.PROTOCOLS:
         progress.say(atari.PROTOCOLS[env.spec.protocol].describe())
     progress.say(_memory_line(config, env.spec))
@@ -165,7 +165,7 @@ def _train_compiled(config: Any, folders: list[Path], control: Control) -> None:
     env = make_native(config.env_id)
     replay = device_replay(config, env.spec)
     seeds = f"seeds {config.seed} to {config.seed + len(folders) - 1}" if len(folders) > 1 else f"seed {config.seed}"
-    progress.say(f"{config.label} on {env.spec.id} ({env.spec.protocol}), {seeds}, compiled loop")
+    progress.say(f"{config.label} on {env.spec.id} (protocol {env.spec.protocol}), {seeds}, compiled loop")
     progress.say(_memory_line(config, env.spec))
     agent = make_run_agent(config, env.spec)
     finish = begin_summaries(config, folders, env.spec)

@@ -94,9 +94,14 @@ def start(config: Run, run_dir: Path | None = None, *, overwrite: bool = False, 
         record.require_free(folder, overwrite)
         for place in config.input_paths.values():
             if folder.resolve().is_relative_to(Path(place).resolve()):
-                raise UserError(f"{folder} lies in {place}, which is learned from; choose another --run-dir.")
+                raise UserError(
+                    f"The run folder {folder} is inside {place}, an input of the run; choose another --run-dir."
+                )
             if Path(place).resolve().is_relative_to(folder.resolve()):
-                raise UserError(f"{place} lies in {folder}, which is to be overwritten; choose another --run-dir.")
+                raise UserError(
+                    f"The run folder {folder} would be emptied and contains {place}, an input of the run; choose "
+                    "another --run-dir."
+                )
     parallel.barrier("checked")
     if not parallel.is_first():
         train(config.replace(track="none"), folders, quiet=True)

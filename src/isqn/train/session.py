@@ -181,7 +181,7 @@ class Session(Generic[SomeCounters]):
         return time.monotonic() - self._saved_at > 60 * self.config.checkpoint_minutes
 
     def interrupted(self, at: str) -> Interrupted:
-        return Interrupted(f"stopped {at}; go on with `isqn resume {self.run_dir}`")
+        return Interrupted(f"stopped {at}; resume with `isqn resume {self.run_dir}`")
 
     def require_finite(self, state: Any, totals: Any, step: int) -> None:
         """Stop at the first number that is not finite, before it reaches a checkpoint."""
