@@ -54,7 +54,7 @@ Actions = Literal["discrete", "continuous", "tokens"]
 
 
 class AgentKind(NamedTuple):
-    """Entry of the registry."""
+    """Everything that the program needs to know of a registered agent."""
 
     name: str
     config: type[Run]  # its config, without the settings of losses that users register

@@ -166,6 +166,7 @@ class Optimizers(NamedTuple):
 
 
 def make(config: SacConfig, spec: EnvSpec) -> Agent:
+    """Make the agent of soft actor-critic: critic, policy, and their updates."""
     scheme, optimizer = config.target_scheme, make_adam(config)
     critic, policy = make_networks(config, spec)
     refresh = make_refresh(config.refreshed_scheme, config.target_step_size)

@@ -83,6 +83,7 @@ class Traces(NamedTuple):
 
 
 def make(config: StreamQConfig, spec: EnvSpec) -> Agent:
+    """Make the streaming agent: network, traces, and an update for one step."""
     from isqn.networks import make_network
 
     scheme, decay = config.target_scheme, config.discount * config.trace_decay

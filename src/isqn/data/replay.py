@@ -243,7 +243,7 @@ class Replay:
         return {**columns, **self._frames.segment(number, count)}
 
     def _identity(self) -> Description:
-        """Settings that saved rows must share with this replay buffer."""
+        """Return the settings that saved rows must share with this replay buffer."""
         return {
             "format": 1,
             "capacity": self.capacity,

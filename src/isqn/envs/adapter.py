@@ -215,7 +215,7 @@ def _unknown_id_error(env_id: str) -> UserError:
 
 
 def _is_legacy_atari_id(name: str) -> bool:
-    """Whether this is an id such as Pong-v4 or PongNoFrameskip-v4, which importing ale-py registers."""
+    """Return whether an id is a legacy one, such as Pong-v4 or PongNoFrameskip-v4, which importing ale-py registers."""
     match = re.fullmatch(r"(\w+?)(-ram)?(NoFrameskip|Deterministic)?-v[04]", name)
     return match is not None and f"ALE/{match[1]}-v5" in _list_atari_ids()
 
@@ -231,7 +231,7 @@ class EnvironmentRow(NamedTuple):
     """One row of `isqn list envs`."""
 
     id: str
-    kind: str  # toy, words, classic, MinAtar, own, Atari or dm_control
+    kind: str  # toy, Wordle, classic, MinAtar, user, Atari or dm_control
     loops: tuple[str, ...]  # host, and compiled if there is a JAX version
 
 

@@ -164,7 +164,7 @@ class IlqlConfig(MovingHeads, PairWeights, Adam, Offline):
 
 
 def make(config: IlqlConfig, spec: TextSpec) -> Agent:
-    """Make the agent."""
+    """Make the language agent: value network, policy, learning and decoding."""
     from isqn.language.heads import make_networks, without_v
     from isqn.language.learning import make_learner
     from isqn.language.writing import make_writer

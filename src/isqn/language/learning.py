@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 
 class Optimizer(NamedTuple):
+    """State of Adam, and the number of updates so far."""
+
     adam: Any  # state of Adam for the values and the policy
     updates: Array  # number of updates so far, from which dropout is drawn
 
@@ -131,7 +133,7 @@ def _make_batch_loss(
     positions = spec.state_positions[:-1]
 
     def cloning_loss(policy: Params, games: Tokens, key: Array) -> Array:
-        """Cross-entropy of the tokens that were written, averaged over them."""
+        """Return the cross-entropy of the tokens that the players wrote, averaged over them."""
         steps, is_step = to_transitions(games, spec, config.discount)
         key_or_none = key if config.dropout else None
         features, _ = networks.policy.features(policy, games.tokens, games.tokens != spec.pad, key=key_or_none)

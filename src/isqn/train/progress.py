@@ -125,7 +125,7 @@ class Progress:
 
 
 class Control(NamedTuple):
-    """Connection of a training loop to its user."""
+    """Progress reports of a training loop, and requests to stop it."""
 
     progress: Progress  # where it reports
     should_stop: Callable[[], bool]  # whether it must save and stop
