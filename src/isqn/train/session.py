@@ -138,10 +138,10 @@ class Session(Generic[SomeCounters]):
 
     def end_epoch(self, result: Epoch, state: Any) -> None:
         """Save the agent if its epoch is the best so far, by mean return."""
-        count = self.counters
-        if not result.returns or (count.best is not None and result.mean_return <= count.best):
+        counters = self.counters
+        if not result.returns or (counters.best is not None and result.mean_return <= counters.best):
             return
-        count.best = result.mean_return
+        counters.best = result.mean_return
         if self._keeps_files:
             self.require_finite(state, (), result.step)
             save_best(self.run_dir, state, result)
