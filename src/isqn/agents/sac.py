@@ -190,7 +190,7 @@ def make(config: SacConfig, spec: EnvSpec) -> Agent:
     def observe(
         state: AgentState, frame: Array, reward: Array | None = None, ended: Array | None = None
     ) -> tuple[AgentState, Array]:
-        return state._replace(moments=normalisation.count(state.moments, frame, reward, ended, config.discount)), frame
+        return state._replace(moments=normalisation.update(state.moments, frame, reward, ended, config.discount)), frame
 
     def act(state: AgentState, obs: Array, epsilon: Array, step: Array, episode: Array) -> Choice:
         explore, uniform, normal = jax.random.split(device_key(state.seed, "explore", step), 3)

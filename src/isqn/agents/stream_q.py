@@ -102,7 +102,7 @@ def make(config: StreamQConfig, spec: EnvSpec) -> Agent:
         state: AgentState, frame: Array, reward: Array | None = None, ended: Array | None = None
     ) -> tuple[AgentState, Array]:
         """Add a frame and a reward to the statistics, then normalise the frame by them."""
-        statistics = normalisation.count(state.moments, frame, reward, ended, config.discount)
+        statistics = normalisation.update(state.moments, frame, reward, ended, config.discount)
         return state._replace(moments=statistics), normalisation.normalise_observation(statistics, frame)
 
     def update(state: AgentState, batch: Transition) -> tuple[AgentState, Metrics]:

@@ -51,7 +51,7 @@ def compile_agent(agent: Agent) -> Functions:
         return state, jax.tree.map(jnp.add, totals, metrics)
 
     @program
-    def count_moments(state: Any, *step: Any) -> tuple[Any, Any]:
+    def update_moments(state: Any, *step: Any) -> tuple[Any, Any]:
         state, frame = agent.observe(state, *step)
         return state.moments, frame
 
@@ -62,7 +62,7 @@ def compile_agent(agent: Agent) -> Functions:
     def observe(state: Any, frame: np.ndarray, *step: Any) -> tuple[Any, np.ndarray]:
         if not jax.tree.leaves(state.moments):
             return state, frame
-        moments, obs = count_moments(select_parts(state, "moments"), frame, *step)
+        moments, obs = update_moments(select_parts(state, "moments"), frame, *step)
         return state._replace(moments=moments), np.asarray(obs) if agent.is_streaming else frame
 
     def observe_eval(state: Any, frame: np.ndarray, *step: Any) -> tuple[Any, np.ndarray]:
