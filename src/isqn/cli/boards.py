@@ -7,7 +7,7 @@ import os
 import sys
 from typing import Any
 
-from isqn.train.progress import count
+from isqn.train.progress import format_count
 from isqn.types import UserError
 
 MANY_WORDS = 2_500  # for longer lists, the scripted players take minutes
@@ -32,7 +32,7 @@ def evaluate(options: Any) -> int:
     config, state, step = training.load_writer(options.run_dir, options.which, options.acting_rule, options.beta)
     words = play.load_word_list(config)
     hidden = play.draw_hidden_words(words, options.episodes, options.seed)
-    games = play.compile_writer(config).play(state, hidden, options.seed)
+    games = play.compile_decoder(config).play(state, hidden, options.seed)
     returns, statistics = games.returns, play.guess_statistics(games, words)
     learned_from = record.read_summary(options.run_dir).get("learned_from")
     scripted = {}
@@ -56,7 +56,7 @@ def evaluate(options: Any) -> int:
             for (word, guesses), total in zip(boards, returns, strict=True)
         ],
     }
-    mean = f"{returns.mean():.2f} ± {returns.std():.2f} over {count(len(returns), 'game')}"
+    mean = f"{returns.mean():.2f} ± {returns.std():.2f} over {format_count(len(returns), 'game')}"
     line = f"{config.label} on {config.env_id} at step {step:,}, beta {config.inverse_temperature:g}: {mean}"
     shares = (
         f"words found: {games.solved.mean():.0%}; guesses of five letters: {statistics['valid_share']:.0%}, "

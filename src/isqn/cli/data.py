@@ -14,8 +14,8 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from isqn.cli.parse import UsageError, arg, parse, require_at_least_one, require_probability, require_seed
-from isqn.cli.tables import number
 from isqn.config.fields import nearest, nearest_path
+from isqn.train.progress import format_count
 from isqn.types import UserError
 
 
@@ -174,7 +174,7 @@ def inspect_dataset(args: Sequence[str]) -> int:
         return 0
     print(*_description_lines(summary), sep="\n")
     if options.verify:
-        print(f"verified: {number(len(dataset.index['files']), 'file is', 'files are')} as written")
+        print(f"verified: {format_count(len(dataset.index['files']), 'file is', 'files are')} as written")
     return 0
 
 
@@ -197,12 +197,12 @@ def _print_description(folder: Path, has_changed: bool, quiet: bool, output: Pat
 def _description_lines(summary: dict[str, Any]) -> Iterator[str]:
     from isqn.data.dataset import UNKNOWN_POLICY
 
-    how = f", {summary['subset']} {summary['fraction']:.3g} of {number(summary['num_checkpoints'], 'part', 'parts')}"
+    how = f", {summary['subset']} {summary['fraction']:.3g} of {format_count(summary['num_checkpoints'], 'part')}"
     part = "" if summary["subset"] == "all" else how
     source = f", from {summary['source']}" if summary["source"] else ""
     policy = "an unknown policy" if summary["policy"] == UNKNOWN_POLICY else summary["policy"]
     yield f"{summary['env_id']} ({summary['protocol']}), played by {policy}{source}{part}"
-    episodes = f"{number(summary['episodes'], 'episode', 'episodes')}, of which {summary['terminated']:,} terminated"
+    episodes = f"{format_count(summary['episodes'], 'episode')}, of which {summary['terminated']:,} terminated"
     yield f"{summary['transitions']:,} transitions, {episodes}"
     size = f"{summary['bytes'] / 1e6:,.1f} MB" if summary["bytes"] >= 1e5 else f"{summary['bytes'] / 1e3:.1f} kB"
     yield f"{size}, {summary['bytes_per_transition']:.1f} bytes a transition"

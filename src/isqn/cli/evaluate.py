@@ -14,7 +14,7 @@ import tyro
 
 from isqn.agents.registry import find_agent
 from isqn.cli.parse import arg, parse, require_at_least_one, require_beta, require_probability, require_seed
-from isqn.train.progress import count
+from isqn.train.progress import format_count
 from isqn.types import UserError
 
 
@@ -107,7 +107,7 @@ def _evaluate(options: Eval) -> int:
         return 0
     for episode in results:
         print(f"return {episode.episodic_return:10.2f}   length {episode.length:6d}   seed {episode.seed}")
-    mean = f"{returns.mean():.2f} ± {returns.std():.2f} over {count(len(results), 'episode')}"
+    mean = f"{returns.mean():.2f} ± {returns.std():.2f} over {format_count(len(results), 'episode')}"
     print(f"{config.label} on {env.spec.id} at step {step:,}: {mean}")
     if video:
         print(video)

@@ -16,7 +16,7 @@ from isqn.config.fields import nearest
 from isqn.losses import LOSSES
 from isqn.presets import PRESETS
 from isqn.schemes import SCHEMES, TargetScheme
-from isqn.train.progress import count
+from isqn.train.progress import format_count
 
 LISTS = ("envs", "presets", "studies", "schemes", "losses", "agents")
 HEADER = {  # of `isqn list schemes`; the other lists have the names of their JSON fields
@@ -70,8 +70,8 @@ def _listing(what: str) -> list[dict[str, str]]:
             {
                 "name": name,
                 "label": make(3).label("DQN"),
-                "heads": count(make(3).num_heads, "head"),
-                "copies": count(make(3).num_copies, "copy", "copies"),
+                "heads": format_count(make(3).num_heads, "head"),
+                "copies": format_count(make(3).num_copies, "copy", "copies"),
                 "targets": _describe_targets(make(3)),
             }
             for name, make in SCHEMES.items()

@@ -13,7 +13,7 @@ import tyro
 from isqn.cli.boards import use_colour
 from isqn.cli.parse import arg, parse, require_at_least_one, require_beta, require_seed
 from isqn.cli.tables import table
-from isqn.train.progress import count
+from isqn.train.progress import format_count
 
 
 @dataclass(frozen=True)
@@ -76,6 +76,6 @@ def run(args: Sequence[str]) -> int:
             for c in turn.candidates
         ]
         print(*(f"   {line}" for line in table(("word", "agent", "policy alone", "Q"), shown)), sep="\n")
-    solved = f"solved in {count(len(turns), 'guess', 'guesses')}" if games.solved[0] else "not solved"
+    solved = f"solved in {format_count(len(turns), 'guess', 'guesses')}" if games.solved[0] else "not solved"
     print(f"\n{word}: {solved}")
     return 0

@@ -27,7 +27,7 @@ from isqn.train import checkpoint, offline, parallel, timing
 from isqn.train.announce import begin_summaries, epoch_line
 from isqn.train.evaluate import load_agent_state
 from isqn.train.functions import agent_bytes, make_run_agent
-from isqn.train.progress import Control, Progress, count, free_memory
+from isqn.train.progress import Control, Progress, format_count, free_memory
 from isqn.train.record import read_config
 from isqn.types import Params, UserError
 
@@ -205,11 +205,12 @@ def _announce_memory(update: Any, progress: Progress) -> None:
     plan = update.memory_analysis()
     extra = plan.output_size_in_bytes - plan.alias_size_in_bytes + plan.temp_size_in_bytes
     peak = plan.argument_size_in_bytes + extra
-    progress.say(f"an update needs {peak / 1e9:.3g} GB at its peak, on each of {count(jax.device_count(), 'device')}")
+    devices = format_count(jax.device_count(), "device")
+    progress.say(f"an update needs {peak / 1e9:.3g} GB at its peak, on each of {devices}")
     if jax.default_backend() == "cpu" and jax.local_device_count() * extra > 0.95 * free_memory():
         raise UserError(
             f"An update needs {extra / 1e9:.1f} GB beside the network and the optimizer, on each of "
-            f"{count(jax.local_device_count(), 'device')}, and {free_memory() / 1e9:.1f} GB are free; lower "
+            f"{format_count(jax.local_device_count(), 'device')}, and {free_memory() / 1e9:.1f} GB are free; lower "
             "--micro-batch-size, or give --rematerialise."
         )
 

@@ -28,7 +28,7 @@ from isqn.study.grid import to_toml as study_toml
 from isqn.study.jobs import make_job, remaining_jobs, remaining_jobs_of, without_dataset
 from isqn.study.worker import SEEDS_PER_JOB
 from isqn.train import record, run
-from isqn.train.progress import count, say
+from isqn.train.progress import format_count, say
 from isqn.train.record import slug
 from isqn.train.signals import stop_on_signals
 from isqn.types import Interrupted, UserError
@@ -67,7 +67,7 @@ def train(
             for job in pending:
                 record.replace_text(job.file, to_toml(job.config))
             if pending:
-                board.say(f"training {count(len(pending), 'job')}; each has a log in {out / 'logs'}")
+                board.say(f"training {format_count(len(pending), 'job')}; each has a log in {out / 'logs'}")
             failed += _run_jobs(pending, engine, board, should_stop)
         states = Counter(record.run_state(folder) for folder in study.folders(out))
         return Outcome(states["finished"], sum(states.values()), failed)
@@ -110,7 +110,7 @@ def _run_jobs(pending: list[Job], engine: Engine, board: Board, should_stop: Cal
 
 
 def _stop(running: dict[Handle, Job], board: Board) -> None:
-    board.say(f"saving {count(len(running), 'job')}")
+    board.say(f"saving {format_count(len(running), 'job')}")
     for handle in running:
         handle.stop()
     end = time.monotonic() + STOP_SECONDS
@@ -148,7 +148,7 @@ def _require_matching_runs(study: Study, out: Path) -> None:
     unasked = [folder for folder in existing if folder not in asked]
     if unasked:
         raise UserError(
-            f"--out {out} has {count(len(unasked), 'run')} that this study does not ask for, such as "
+            f"--out {out} has {format_count(len(unasked), 'run')} that this study does not ask for, such as "
             f"{unasked[0].relative_to(out)}; choose another folder, or ask for those too."
         )
     for name, copy in _import_copies(study, out).items():
@@ -219,7 +219,7 @@ def make_datasets(
                 )
     logs = {place: log for place, log in logs.items() if _is_absent(place)}
     if logs:
-        board.say(f"logging {count(len(logs), 'dataset')}; each has a log in {out / 'logs'}")
+        board.say(f"logging {format_count(len(logs), 'dataset')}; each has a log in {out / 'logs'}")
     left = [log for log in logs.values() if record.run_state(log.folders[0]) != "finished"]
     for log in left:
         record.replace_text(log.file, to_toml(log.config))

@@ -10,7 +10,7 @@ from typing import Any
 from isqn.config.fields import field_names, flag, has_effect
 from isqn.config.run import Run
 from isqn.train import record
-from isqn.train.progress import Progress, count, free_memory, memory_mb
+from isqn.train.progress import Progress, format_count, free_memory, memory_mb
 from isqn.train.session import Epoch
 from isqn.types import EnvSpec, UserError
 
@@ -42,7 +42,7 @@ def epoch_line(config: Any, epochs: list[Epoch], progress: Progress) -> str:
     """Return the result of an epoch of all seeds as a line."""
     number, total = epochs[0].epoch + config.first_epoch, config.num_epochs - 1 + config.first_epoch
     returns = ", ".join(f"{epoch.mean_return:.2f}" for epoch in epochs)
-    episodes = count(sum(len(epoch.returns) for epoch in epochs), "episode")
+    episodes = format_count(sum(len(epoch.returns) for epoch in epochs), "episode")
     result = f": return {returns} ({episodes})" if any(epoch.returns for epoch in epochs) else ""
     time_left = progress.time_left(epochs[0].step)
     return f"epoch {number}/{total}{result}, {memory_mb():,.0f} MB of memory" + (f", {time_left}" if time_left else "")

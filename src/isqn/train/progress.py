@@ -55,9 +55,9 @@ def say(sentence: str) -> None:
     _write(("\r\x1b[K" if sys.stderr.isatty() else "") + sentence + "\n")
 
 
-def count(number: int, thing: str, plural: str = "") -> str:
+def format_count(number: int, noun: str, plural: str = "") -> str:
     """Return a number with its noun: "1 job", "2 jobs"."""
-    return f"{number:,} {thing if number == 1 else plural or f'{thing}s'}"
+    return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
 
 
 def _write(text: str) -> None:
