@@ -315,12 +315,12 @@ def test_play_prints_the_likeliest_words_of_each_turn(trained, capsys):
 
 
 def test_the_probability_of_a_word_is_the_product_over_its_tokens(trained):
-    config, state, _ = training.load_writer(trained, "last", "auto", None)
+    config, state, _ = training.load_language_agent(trained, "last", "auto", None)
     games, turns = play.trace_game(config, state, WORDS[0], 8, seed=0)
-    writer = play.compile_writer(config)
+    decoder = play.compile_decoder(config)
     tokens = games.tokens[:1].copy()
     tokens[0, 1:7] = [*encode([turns[0].candidates[0].word])[0], 30]
-    scored = writer.score(state, tokens)
+    scored = decoder.score(state, tokens)
     log_probabilities = np.asarray(jax.nn.log_softmax(scored.scores))[0, np.arange(6), tokens[0, 1:7]]
     assert turns[0].candidates[0].probability == pytest.approx(np.exp(log_probabilities.sum()), rel=1e-4)
     assert turns[0].value == pytest.approx(float(scored.v[0, 0]), rel=1e-4)

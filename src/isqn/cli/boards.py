@@ -29,7 +29,8 @@ def evaluate(options: Any) -> int:
             raise UserError(f"{name} is not for runs of `isqn train ilql`; {instead}.")
     if options.html and options.html.is_dir():
         raise UserError(f"--html {options.html} is a folder; give a file, such as {options.html / 'boards.html'}.")
-    config, state, step = training.load_writer(options.run_dir, options.which, options.acting_rule, options.beta)
+    decoding = options.acting_rule, options.beta
+    config, state, step = training.load_language_agent(options.run_dir, options.which, *decoding)
     words = play.load_word_list(config)
     hidden = play.draw_hidden_words(words, options.episodes, options.seed)
     games = play.compile_decoder(config).play(state, hidden, options.seed)

@@ -47,7 +47,8 @@ def run(args: Sequence[str]) -> int:
     require_at_least_one("top", options.top)
     require_seed(options.seed)
     require_beta(options.beta)
-    config, state, step = training.load_writer(options.run_dir, options.which, options.acting_rule, options.beta)
+    decoding = options.acting_rule, options.beta
+    config, state, step = training.load_language_agent(options.run_dir, options.which, *decoding)
     words = play.load_word_list(config)
     games, turns = play.trace_game(config, state, word, options.top, options.seed)
     if options.json:

@@ -133,7 +133,7 @@ def _load_policy(run_dir: Path, config: IlqlConfig, template: Params) -> Params:
     raise UserError(f"{name} has no checkpoint that can be read.")
 
 
-def load_writer(
+def load_language_agent(
     run_dir: Path, which: str, acting_rule: str, inverse_temperature: float | None
 ) -> tuple[IlqlConfig, AgentState, int]:
     """Load a trained language agent: its config with the given decoding, its state, and the step of the checkpoint."""
