@@ -19,13 +19,13 @@ from isqn.data.dataset import INDEX, read_index, spec_from_index
 from isqn.data.sources import own_dataset
 from isqn.exits import DONE, INTERRUPTED
 from isqn.presets import default_config, preset_config
-from isqn.study.board import Board, steps_done
 from isqn.study.cell import require_settings
 from isqn.study.checks import LOGGING_AGENT, SUBSET_SETTINGS
 from isqn.study.engines import RETRIES, Engine, Handle, Job, share_cores, visible_gpus
 from isqn.study.grid import Study
 from isqn.study.grid import to_toml as study_toml
 from isqn.study.jobs import make_job, remaining_jobs, remaining_jobs_of, without_dataset
+from isqn.study.progress import StudyProgress, steps_done
 from isqn.study.worker import SEEDS_PER_JOB
 from isqn.train import record, run
 from isqn.train.progress import format_count, say
@@ -60,20 +60,22 @@ def train(
         pending = remaining_jobs(study, out, seeds_per_job)
         record.replace_text(out / "study.toml", study_toml(study, out))
         (out / "jobs").mkdir(exist_ok=True)
-        board = Board(study, out, enabled=not quiet)
+        progress = StudyProgress(study, out, enabled=not quiet)
         with stop_on_signals() as should_stop:
-            failed = make_datasets(study, pending, out, engine, board, should_stop)
+            failed = make_datasets(study, pending, out, engine, progress, should_stop)
             pending = [job for job in pending if not (job.config.dataset and _is_absent(job.config.dataset))]
             for job in pending:
                 record.replace_text(job.file, to_toml(job.config))
             if pending:
-                board.say(f"training {format_count(len(pending), 'job')}; each has a log in {out / 'logs'}")
-            failed += _run_jobs(pending, engine, board, should_stop)
+                progress.say(f"training {format_count(len(pending), 'job')}; each has a log in {out / 'logs'}")
+            failed += _run_jobs(pending, engine, progress, should_stop)
         states = Counter(record.run_state(folder) for folder in study.folders(out))
         return Outcome(states["finished"], sum(states.values()), failed)
 
 
-def _run_jobs(pending: list[Job], engine: Engine, board: Board, should_stop: Callable[[], bool]) -> list[Job]:
+def _run_jobs(
+    pending: list[Job], engine: Engine, progress: StudyProgress, should_stop: Callable[[], bool]
+) -> list[Job]:
     """Run jobs until none is left; return those that failed."""
     running: dict[Handle, Job] = {}
     kills: Counter[str] = Counter()
@@ -89,28 +91,28 @@ def _run_jobs(pending: list[Job], engine: Engine, board: Board, should_stop: Cal
             del running[handle]
             kills[job.name] += code < 0
             if code == DONE:
-                board.say(f"finished {job.name}")
+                progress.say(f"finished {job.name}")
             elif code == INTERRUPTED or (code < 0 and kills[job.name] <= RETRIES):
                 how = "stopped" if code > 0 else "killed"
-                board.say(f"{job.name} was {how}; it starts again, from its checkpoint if it has one")
+                progress.say(f"{job.name} was {how}; it starts again, from its checkpoint if it has one")
                 pending.append(job)
             else:
                 failed.append(job)
                 why = f"killed {kills[job.name]} times" if code < 0 else last_line(job.log)
-                log = job.log if job.log.exists() else board.out / "logs"  # a job that never started has no log
-                board.say(f"FAILED {job.name}: {why} (log: {log})", always=True)
-        board.show(running.values(), len(pending), failed)
+                log = job.log if job.log.exists() else progress.out / "logs"  # a job that never started has no log
+                progress.say(f"FAILED {job.name}: {why} (log: {log})", always=True)
+        progress.show(running.values(), len(pending), failed)
         if should_stop():
-            _stop(running, board)
-            raise Interrupted(f"stopped; the same command resumes {board.out}")
+            _stop(running, progress)
+            raise Interrupted(f"stopped; the same command resumes {progress.out}")
         if running:
             time.sleep(POLL_SECONDS)
-    board.erase()
+    progress.erase()
     return failed
 
 
-def _stop(running: dict[Handle, Job], board: Board) -> None:
-    board.say(f"saving {format_count(len(running), 'job')}")
+def _stop(running: dict[Handle, Job], progress: StudyProgress) -> None:
+    progress.say(f"saving {format_count(len(running), 'job')}")
     for handle in running:
         handle.stop()
     end = time.monotonic() + STOP_SECONDS
@@ -193,7 +195,12 @@ def datasets_to_log(study: Study, out: Path, seeds_per_job: int) -> list[str]:
 
 
 def make_datasets(
-    study: Study, pending: list[Job], out: Path, engine: Engine, board: Board, should_stop: Callable[[], bool]
+    study: Study,
+    pending: list[Job],
+    out: Path,
+    engine: Engine,
+    progress: StudyProgress,
+    should_stop: Callable[[], bool],
 ) -> list[Job]:
     """Make the missing datasets: a dqn run logs each, and a subset of the log is taken. Return the jobs that failed."""
     wanted = needed_datasets(study, pending, out)
@@ -219,16 +226,16 @@ def make_datasets(
                 )
     logs = {place: log for place, log in logs.items() if _is_absent(place)}
     if logs:
-        board.say(f"logging {format_count(len(logs), 'dataset')}; each has a log in {out / 'logs'}")
+        progress.say(f"logging {format_count(len(logs), 'dataset')}; each has a log in {out / 'logs'}")
     left = [log for log in logs.values() if record.run_state(log.folders[0]) != "finished"]
     for log in left:
         record.replace_text(log.file, to_toml(log.config))
-    failed = _run_jobs(left, engine, board, should_stop)
+    failed = _run_jobs(left, engine, progress, should_stop)
     for place, log in logs.items():
         if log not in failed:
             whole = log.folders[0] / "dataset"
             convert(own_dataset(whole, checkpoints), spec_from_index(read_index(whole)), Path(place), **subset)
-            board.say(f"made {place}")
+            progress.say(f"made {place}")
     return failed
 
 
