@@ -34,7 +34,7 @@ COLUMNS = {
 }
 
 
-def available(config: Any) -> tuple[str, ...]:
+def list_metrics(config: Any) -> tuple[str, ...]:
     """Return the metrics that are defined for an agent."""
     has_held_out = config.replace(analysis=True).held_out_size > 0  # churn and cosines are measured in updates
     missing = set() if has_held_out else {"target-churn", "gradient-cosine"}
@@ -56,11 +56,11 @@ def probe_run(
     with naming_missing_imports(run_dir):
         env = make_environment(config.env_id, protocol=config.protocol)
         trained = make_run_agent(config, env.spec)
-    metrics = metrics or available(config)
+    metrics = metrics or list_metrics(config)
     for metric in metrics:
-        if metric not in available(config):
+        if metric not in list_metrics(config):
             raise UserError(
-                f"--metric {metric} is not for {config.label}; choose one of {', '.join(available(config))}."
+                f"--metric {metric} is not for {config.label}; choose one of {', '.join(list_metrics(config))}."
             )
     state, step = load_agent_state(run_dir, trained, which)
     rows = samples + config.num_steps_return

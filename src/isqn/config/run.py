@@ -167,17 +167,17 @@ class Run:
 
     def resume_fields(self) -> dict[str, Any]:
         """Return the settings that must not change between a stop and a resume, as JSON values."""
-        may_change = {*fields.marks(type(self), MAY_CHANGE), *fields.marks(type(self), INPUT_PATH)}
+        may_change = {*fields.find_rules(type(self), MAY_CHANGE), *fields.find_rules(type(self), INPUT_PATH)}
         settings = {"agent": self.agent} | {n: v for n, v in dataclasses.asdict(self).items() if n not in may_change}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in settings.items()}
 
     @property
     def input_paths(self) -> dict[str, str]:
         """Paths that a run reads: setting -> path."""
-        paths = {name: getattr(self, name) for name in fields.marks(type(self), INPUT_PATH)}
+        paths = {name: getattr(self, name) for name in fields.find_rules(type(self), INPUT_PATH)}
         return {name: path for name, path in paths.items() if path}
 
-    def of_seed(self, index: int) -> Self:
+    def with_seed_index(self, index: int) -> Self:
         """Return the config of one of the `num_seeds` runs of a program, as of a run of its own."""
         return self.replace(seed=self.seed + index, **({"num_seeds": 1} if self.num_seeds != 1 else {}))
 

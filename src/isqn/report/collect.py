@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from isqn.analysis.results import Key, References, Run, read_run
-from isqn.config.fields import INPUT_PATH, marks, nearest, nearest_path
+from isqn.config.fields import INPUT_PATH, find_rules, nearest, nearest_path
 from isqn.envs.registry import canonical_id
 from isqn.schemes import SCHEMES
 from isqn.study.catalogue import command
@@ -232,7 +232,7 @@ def _varied_settings(configs: list[Any]) -> list[str]:
     varied = [
         name for name in names if any(one.get(name) != group[0].get(name) for group in groups.values() for one in group)
     ]
-    for place in dict.fromkeys(name for config in configs for name in marks(type(config), INPUT_PATH)):
+    for place in dict.fromkeys(name for config in configs for name in find_rules(type(config), INPUT_PATH)):
         places: dict[tuple[str, ...], set[str]] = {}  # each seed may have its own path, but only one
         for config in configs:
             one_run = tuple(str(getattr(config, name, "")) for name in ("env_id", "label", "seed", *varied))

@@ -14,8 +14,8 @@ from isqn.config.fields import (
     Needs,
     field_names,
     field_types,
+    find_rules,
     has_effect,
-    marks,
     nearest,
     nearest_setting,
 )
@@ -205,7 +205,7 @@ def _check_lengths(study: Study, where: str) -> None:
 
 def _check_effects(study: Study, where: str) -> None:
     tables = (study.settings, *study.methods, *study.tasks, *(task.get(s, {}) for task in study.tasks for s in SCHEMES))
-    conditions = marks(config_class(study.agent), Needs)
+    conditions = find_rules(config_class(study.agent), Needs)
     for name in dict.fromkeys(name for table in tables for name in table):
         if not any(has_effect(name, cell.config) for cell in study.cells):
             raise UserError(f"{where}: {name} has no effect in any run: it needs {conditions[name].words}.")

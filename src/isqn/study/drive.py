@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from isqn.agents.registry import config_from_mapping
 from isqn.analysis import cost
-from isqn.config.fields import INPUT_PATH, MAY_CHANGE, field_names, field_types, marks
+from isqn.config.fields import INPUT_PATH, MAY_CHANGE, field_names, field_types, find_rules
 from isqn.config.toml import to_toml
 from isqn.data.convert import convert
 from isqn.data.dataset import INDEX, read_index, spec_from_index
@@ -321,7 +321,7 @@ SAME_DURATION = (
 def duration_key(config: Any) -> tuple[object, ...]:
     """Return a key that is equal for runs that take about as long, such as those on two games of one kind."""
     kind = type(config)
-    ignored = {*SAME_DURATION, *marks(kind, MAY_CHANGE), *marks(kind, INPUT_PATH)}
+    ignored = {*SAME_DURATION, *find_rules(kind, MAY_CHANGE), *find_rules(kind, INPUT_PATH)}
     rates = (float, float | None, tuple[float, ...])
     ignored |= {name for name, hint in field_types(kind).items() if hint in rates and name != "width_factor"}
     settings = tuple(getattr(config, name) for name in field_names(kind) if name not in ignored)

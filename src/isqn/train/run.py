@@ -108,7 +108,7 @@ def start(config: Run, run_dir: Path | None = None, *, overwrite: bool = False, 
         return folders
     with record.lock_run(folders):
         for index, folder in enumerate(folders):
-            record.create_run(folder, config.of_seed(index), overwrite)
+            record.create_run(folder, config.with_seed_index(index), overwrite)
         for folder in folders:
             record.write_summary(folder, {"status": "running", "trained_with": relative_paths(folders, folder)})
         train(config, folders, quiet=quiet)
@@ -131,7 +131,7 @@ def run_dirs(config: Run, run_dir: Path | None) -> list[Path]:
     """Return one folder for each seed."""
     if run_dir is not None and config.num_seeds == 1:
         return [run_dir]
-    configs = [config.of_seed(index) for index in range(config.num_seeds)]
+    configs = [config.with_seed_index(index) for index in range(config.num_seeds)]
     return [record.seed_dir(run_dir, one.seed) if run_dir else record.default_run_dir(one) for one in configs]
 
 
