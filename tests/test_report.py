@@ -26,7 +26,7 @@ from isqn.report.build import Options, build, overview
 from isqn.report.charts import Chart, Figure, Report, Series, Table
 from isqn.report.collect import collect
 from isqn.report.write import watch, write, write_figure_csv, write_returns_csv
-from isqn.study.catalogue import command, find_study
+from isqn.study.catalogue import find_study, format_command
 from isqn.study.grid import Cell, Study
 from isqn.study.grid import to_toml as study_toml
 from isqn.train import record
@@ -625,12 +625,12 @@ def test_versions_and_commands_are_shown_without_folders(tmp_path):
 
 def test_the_command_of_a_study_of_the_paper():
     plain, paper = find_study("online-plain", "mini"), find_study("mellowmax", "paper")
-    assert command(plain) == "isqn study online-plain --scale mini"
+    assert format_command(plain) == "isqn study online-plain --scale mini"
     part = plain.only(tasks=("Acrobot-v1",), seeds=(20, 21))
-    assert command(part) == "isqn study online-plain --scale mini --tasks Acrobot-v1 --seeds 20 21 --out FOLDER"
-    assert command(paper.only(seeds=(1,))) == "isqn study mellowmax --scale paper --seeds 1 --out FOLDER"
-    assert command(plain.replace(settings={"discount": 0.9})) == "isqn study study.toml"
-    assert command(plain.replace(tasks=({"env_id": "MountainCar-v0"},))) == "isqn study study.toml"
+    assert format_command(part) == "isqn study online-plain --scale mini --tasks Acrobot-v1 --seeds 20 21 --out FOLDER"
+    assert format_command(paper.only(seeds=(1,))) == "isqn study mellowmax --scale paper --seeds 1 --out FOLDER"
+    assert format_command(plain.replace(settings={"discount": 0.9})) == "isqn study study.toml"
+    assert format_command(plain.replace(tasks=({"env_id": "MountainCar-v0"},))) == "isqn study study.toml"
 
 
 # -- a folder of runs without a study --------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from isqn.analysis.results import Key, References, Run, read_run
 from isqn.config.fields import INPUT_PATH, find_rules, nearest, nearest_path
 from isqn.envs.registry import canonical_id
 from isqn.schemes import SCHEMES
-from isqn.study.catalogue import command
+from isqn.study.catalogue import format_command
 from isqn.study.grid import Cell, Study, method_name, read_study
 from isqn.train.run import read_config
 from isqn.types import UserError
@@ -135,7 +135,7 @@ class CollectedRuns:
     @property
     def command(self) -> str:
         """Command that trains the study. Empty without a study."""
-        return command(self.study) if self.study else ""
+        return format_command(self.study) if self.study else ""
 
     @property
     def references(self) -> References:
