@@ -98,7 +98,7 @@ def test_the_compiled_loop_learns_from_each_step_once_and_in_order():
     """Each row starts where the last one led, unless an episode began, and each frame is counted once."""
     config = preset_config("minatar-stream").replace(scheme="target-free")
     env = make_native("MinAtar/Breakout-v1")
-    agent, replay = make_run_agent(config, env.spec), online.device_replay(config, env.spec)
+    agent, replay = make_run_agent(config, env.spec), online.make_device_replay(config, env.spec)
     loop = make_loop(config, agent, env, replay)
     state, over_before, count = loop.init(jnp.arange(1)), False, 1
     for step in range(30):
@@ -120,7 +120,7 @@ def test_stretches_of_whole_target_periods_equal_single_steps():
     """The compiled loop runs T steps and a refresh without a condition at each step, for speed."""
     config = COMPILED.replace(target_update_period=5)
     env = make_native(config.env_id)
-    agent, replay = make_run_agent(config, env.spec), online.device_replay(config, env.spec)
+    agent, replay = make_run_agent(config, env.spec), online.make_device_replay(config, env.spec)
     loop = make_loop(config, agent, env, replay)
     single, steps, expected = loop.init(jnp.arange(2)), [], {}
     for step in range(20):
@@ -404,7 +404,7 @@ def test_frames_are_stacked_after_normalisation():
     config = preset_config("atari-stream").replace(scheme="target-free")
     env = make_environment(config.env_id, protocol=config.protocol)
     agent = make_run_agent(config, env.spec)
-    call, replay = compile_agent(agent), online.replay_factory(config, env.spec)()
+    call, replay = compile_agent(agent), online.make_replay_factory(config, env.spec)()
     state, normalised = call.observe(agent.init(0), env.reset(0))
     replay.add_first(normalised)
     frames = [normalised]

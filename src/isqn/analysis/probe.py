@@ -71,7 +71,7 @@ def probe_run(
         state = call.refresh(state._replace(probe=jax.tree.map(jnp.copy, state.params)))
 
     # A step takes at most two rows.
-    replay, explored = online.replay_factory(config, env.spec, rows=2 * rows)(), list[bool]()
+    replay, explored = online.make_replay_factory(config, env.spec, rows=2 * rows)(), list[bool]()
 
     def choose(step: int, episode: int) -> Any:
         choice = call.act(state, replay.observation(), config.last_epsilon, step, episode)
