@@ -154,7 +154,7 @@ def _open(
         counters, lengths, experience = newest.counters(HostCounters), newest.table_lengths, newest.extra
         state, totals = newest.tree["agent"], newest.tree["totals"]
         progress.say(f"resumed after {counters.step:,} steps")
-        experience.history.repeat(env, config.seed, counters.episode, config.env_id)
+        experience.history.replay_actions(env, config.seed, counters.episode, config.env_id)
     else:
         experience = Experience(config, run_dir, env, make_replay())
     session = Session(
