@@ -27,7 +27,7 @@ class TargetScheme:
     online: tuple[int, ...]  # online head of each pair
     target: tuple[int, ...]  # target head of each pair
     copy: tuple[int, ...] = ()  # index of the network copy that holds each target; () if the network holds its own
-    twins: bool = False  # whether target heads are initialised as copies of their online heads
+    copies_initial_heads: bool = False  # whether target heads are initialised as copies of their online heads
     size: str = ""  # label suffix, such as "K=9"
 
     def __post_init__(self) -> None:
@@ -94,7 +94,7 @@ def ensemble_shared(n: int) -> TargetScheme:
         num_heads=2 * n,
         online=tuple(range(1, 2 * n, 2)),
         target=tuple(range(0, 2 * n, 2)),
-        twins=True,
+        copies_initial_heads=True,
         size=f"N={n}",
     )
 
