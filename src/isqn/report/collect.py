@@ -232,12 +232,12 @@ def _varied_settings(configs: list[Any]) -> list[str]:
     varied = [
         name for name in names if any(one.get(name) != group[0].get(name) for group in groups.values() for one in group)
     ]
-    for place in dict.fromkeys(name for config in configs for name in find_rules(type(config), INPUT_PATH)):
-        places: dict[tuple[str, ...], set[str]] = {}  # each seed may have its own path, but only one
+    for setting in dict.fromkeys(name for config in configs for name in find_rules(type(config), INPUT_PATH)):
+        paths: dict[tuple[str, ...], set[str]] = {}  # each seed may have its own path, but only one
         for config in configs:
             one_run = tuple(str(getattr(config, name, "")) for name in ("env_id", "label", "seed", *varied))
-            places.setdefault(one_run, set()).add(getattr(config, place, ""))
-        varied += [place] * any(len(found) > 1 for found in places.values())
+            paths.setdefault(one_run, set()).add(getattr(config, setting, ""))
+        varied += [setting] * any(len(of_run) > 1 for of_run in paths.values())
     return varied
 
 

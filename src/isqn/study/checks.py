@@ -147,7 +147,7 @@ def check_grid(study: Study) -> None:
     """Check that the runs of a study can be told apart and compared."""
     where = f"study {study.name}"
     _check_axes(study, where)
-    _check_places(study, where)
+    _check_dataset_paths(study, where)
     _check_tasks_agree(study, where)
     _check_lengths(study, where)
     _check_effects(study, where)
@@ -165,14 +165,14 @@ def _check_axes(study: Study, where: str) -> None:
         require_one_of(settings, study.panels, f"{where}: panels", "a setting", _help(study.agent))
 
 
-def _check_places(study: Study, where: str) -> None:
+def _check_dataset_paths(study: Study, where: str) -> None:
     if not _uses_datasets(study):
         return
     for cell in study.cells:
         if not cell.config.dataset:
             raise UserError(f"{where}: {cell.task} has no dataset; give its folder, inside that of the study.")
-        place = Path(cell.config.dataset.replace("{seed}", "0"))
-        if place.is_absolute() or ".." in place.parts or "{" in str(place):
+        path = Path(cell.config.dataset.replace("{seed}", "0"))
+        if path.is_absolute() or ".." in path.parts or "{" in str(path):
             raise UserError(
                 f"{where}: dataset is {cell.config.dataset!r}; it must be a path inside the study's folder, where "
                 "{seed} stands for the seed."

@@ -186,12 +186,12 @@ def needed_datasets(study: Study, pending: list[Job], out: Path) -> dict[str, tu
         for cell in study.cells
         for seed in study.seeds
     }
-    return {place: wanted[place] for place in wanted if place in needed}
+    return {path: wanted[path] for path in wanted if path in needed}
 
 
 def datasets_to_log(study: Study, out: Path, seeds_per_job: int) -> list[str]:
     pending = remaining_jobs(study, out, seeds_per_job)
-    return [place for place in needed_datasets(study, pending, out) if _is_absent(place)]
+    return [path for path in needed_datasets(study, pending, out) if _is_absent(path)]
 
 
 def make_datasets(
@@ -205,7 +205,7 @@ def make_datasets(
     """Make the missing datasets: a dqn run logs each, and a subset of the log is taken. Return the jobs that failed."""
     wanted = needed_datasets(study, pending, out)
     if not study.datasets:
-        if absent := [place for place in wanted if _is_absent(place)]:
+        if absent := [path for path in wanted if _is_absent(path)]:
             raise UserError(
                 f"study {study.name}: {absent[0]} is not a dataset ({len(absent)} are missing); make them by "
                 "`isqn data convert`, or let the study log some by a table [datasets]."
@@ -213,45 +213,45 @@ def make_datasets(
         return []
     subset = study.dataset_subset
     checkpoints = subset.pop("checkpoints") if subset["subset"] == "first" else 1
-    logs = {place: _logging_job(study, place, *wanted[place], out) for place in wanted}
-    for place, log in logs.items():
+    logs = {path: _logging_job(study, path, *wanted[path], out) for path in wanted}
+    for path, log in logs.items():
         if (log.folders[0] / "config.toml").is_file():
             require_settings(log.folders[0], log.config)
-        if not _is_absent(place):
-            index = read_index(Path(place))
+        if not _is_absent(path):
+            index = read_index(Path(path))
             if {key: index[key] for key in subset} | {"n": index["num_checkpoints"]} != subset | {"n": checkpoints}:
                 raise UserError(
-                    f"{place} was made with another subset, fraction or number of checkpoints than the study's; "
+                    f"{path} was made with another subset, fraction or number of checkpoints than the study's; "
                     "choose another folder, or delete it."
                 )
-    logs = {place: log for place, log in logs.items() if _is_absent(place)}
+    logs = {path: log for path, log in logs.items() if _is_absent(path)}
     if logs:
         progress.say(f"logging {format_count(len(logs), 'dataset')}; each has a log in {out / 'logs'}")
     left = [log for log in logs.values() if record.run_state(log.folders[0]) != "finished"]
     for log in left:
         record.replace_text(log.file, to_toml(log.config))
     failed = _run_jobs(left, engine, progress, should_stop)
-    for place, log in logs.items():
+    for path, log in logs.items():
         if log not in failed:
             whole = log.folders[0] / "dataset"
-            convert(own_dataset(whole, checkpoints), spec_from_index(read_index(whole)), Path(place), **subset)
-            progress.say(f"made {place}")
+            convert(own_dataset(whole, checkpoints), spec_from_index(read_index(whole)), Path(path), **subset)
+            progress.say(f"made {path}")
     return failed
 
 
-def _logging_job(study: Study, place: str, task: str, seed: int, out: Path) -> Job:
+def _logging_job(study: Study, path: str, task: str, seed: int, out: Path) -> Job:
     """Return the job of the run that logs a dataset."""
     settings = {key: value for key, value in study.datasets.items() if key not in SUBSET_SETTINGS}
     preset = settings.pop("preset", "")
     base = preset_config(preset, LOGGING_AGENT) if preset else default_config(LOGGING_AGENT, task)
     fields = {"env_id": task, "experiment": study.name, "seed": seed, "record_dataset": True} | settings
     config = config_from_mapping(fields, f"study {study.name}: datasets", base)
-    name = f"log--{slug(os.path.relpath(place, out))}"
+    name = f"log--{slug(os.path.relpath(path, out))}"
     return make_job(study, name, config, out / "logging" / name, out)
 
 
-def _is_absent(place: str) -> bool:
-    return not (Path(place) / INDEX).is_file() or not read_index(Path(place)).get("complete", True)
+def _is_absent(path: str) -> bool:
+    return not (Path(path) / INDEX).is_file() or not read_index(Path(path)).get("complete", True)
 
 
 # -- dry run

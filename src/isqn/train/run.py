@@ -92,14 +92,14 @@ def start(config: Run, run_dir: Path | None = None, *, overwrite: bool = False, 
     require_possible(config, specification(config), is_new=True)
     for folder in folders:
         record.require_free(folder, overwrite)
-        for place in config.input_paths.values():
-            if folder.resolve().is_relative_to(Path(place).resolve()):
+        for path in config.input_paths.values():
+            if folder.resolve().is_relative_to(Path(path).resolve()):
                 raise UserError(
-                    f"The run folder {folder} is inside {place}, an input of the run; choose another --run-dir."
+                    f"The run folder {folder} is inside {path}, an input of the run; choose another --run-dir."
                 )
-            if Path(place).resolve().is_relative_to(folder.resolve()):
+            if Path(path).resolve().is_relative_to(folder.resolve()):
                 raise UserError(
-                    f"The run folder {folder} would be emptied and contains {place}, an input of the run; choose "
+                    f"The run folder {folder} would be emptied and contains {path}, an input of the run; choose "
                     "another --run-dir."
                 )
     parallel.barrier("checked")
