@@ -196,10 +196,10 @@ def _check_lengths(study: Study, where: str) -> None:
         for name in ("num_epochs", *(settings if one.task == other.task else ())):
             length, other_length = getattr(one.config, name), getattr(other.config, name)
             if length != other_length:
-                cure = f"set their {' and '.join(settings)} alike" if settings else "let them be equally long"
+                advice = f"set their {' and '.join(settings)} alike" if settings else "let them be equally long"
                 raise UserError(
                     f"{where}: {one.name_with_panel} on {one.task} has {name} {length} and "
-                    f"{other.name_with_panel} on {other.task} {other_length}; {cure}."
+                    f"{other.name_with_panel} on {other.task} {other_length}; {advice}."
                 )
 
 
@@ -262,16 +262,16 @@ def require_one_of(known: Collection[str], name: str, what: str, kind: str, othe
         raise UserError(f"{what} is {name!r}, which is not {kind}; {nearest(name, known, otherwise)}")
 
 
-RENAME = "give one of them another `name`, or leave it out"
+RENAME_ADVICE = "give one of them another `name`, or leave it out"
 
 
-def require_different(names: list[str], what: str, cure: str = RENAME) -> None:
+def require_different(names: list[str], what: str, advice: str = RENAME_ADVICE) -> None:
     """Refuse names that would be the same folder, also on a file system that ignores case."""
     earlier: dict[str, str] = {}
     for name in names:
         folder = slug(name).lower()
         if folder in earlier:
-            raise UserError(f"{what} {earlier[folder]!r} and {name!r} have the same folder name; {cure}.")
+            raise UserError(f"{what} {earlier[folder]!r} and {name!r} have the same folder name; {advice}.")
         earlier[folder] = name
 
 

@@ -181,12 +181,12 @@ def _import_copies(study: Study, out: Path) -> dict[str, Path]:
 def needed_datasets(study: Study, pending: list[Job], out: Path) -> dict[str, tuple[str, int]]:
     """Return the datasets that jobs learn from, each with its environment and the seed of the run that logs it."""
     needed = {job.config.dataset for job in pending if job.config.dataset}
-    wanted = {
+    of_study = {
         cell.config_in(out, (seed,)).dataset: (cell.task, seed if "{seed}" in cell.config.dataset else 0)
         for cell in study.cells
         for seed in study.seeds
     }
-    return {path: wanted[path] for path in wanted if path in needed}
+    return {path: of_study[path] for path in of_study if path in needed}
 
 
 def datasets_to_log(study: Study, out: Path, seeds_per_job: int) -> list[str]:
@@ -203,9 +203,9 @@ def make_datasets(
     should_stop: Callable[[], bool],
 ) -> list[Job]:
     """Make the missing datasets: a dqn run logs each, and a subset of the log is taken. Return the jobs that failed."""
-    wanted = needed_datasets(study, pending, out)
+    needed = needed_datasets(study, pending, out)
     if not study.datasets:
-        if absent := [path for path in wanted if _is_absent(path)]:
+        if absent := [path for path in needed if _is_absent(path)]:
             raise UserError(
                 f"study {study.name}: {absent[0]} is not a dataset ({len(absent)} are missing); make them by "
                 "`isqn data convert`, or let the study log some by a table [datasets]."
@@ -213,10 +213,10 @@ def make_datasets(
         return []
     subset = study.dataset_subset
     checkpoints = subset.pop("checkpoints") if subset["subset"] == "first" else 1
-    logs = {path: _logging_job(study, path, *wanted[path], out) for path in wanted}
-    for path, log in logs.items():
-        if (log.folders[0] / "config.toml").is_file():
-            require_settings(log.folders[0], log.config)
+    logging_jobs = {path: _logging_job(study, path, *needed[path], out) for path in needed}
+    for path, job in logging_jobs.items():
+        if (job.folders[0] / "config.toml").is_file():
+            require_settings(job.folders[0], job.config)
         if not _is_absent(path):
             index = read_index(Path(path))
             if {key: index[key] for key in subset} | {"n": index["num_checkpoints"]} != subset | {"n": checkpoints}:
@@ -224,17 +224,17 @@ def make_datasets(
                     f"{path} was made with another subset, fraction or number of checkpoints than the study's; "
                     "choose another folder, or delete it."
                 )
-    logs = {path: log for path, log in logs.items() if _is_absent(path)}
-    if logs:
-        progress.say(f"logging {format_count(len(logs), 'dataset')}; each has a log in {out / 'logs'}")
-    left = [log for log in logs.values() if record.run_state(log.folders[0]) != "finished"]
-    for log in left:
-        record.replace_text(log.file, to_toml(log.config))
-    failed = _run_jobs(left, engine, progress, should_stop)
-    for path, log in logs.items():
-        if log not in failed:
-            whole = log.folders[0] / "dataset"
-            convert(own_dataset(whole, checkpoints), spec_from_index(read_index(whole)), Path(path), **subset)
+    logging_jobs = {path: job for path, job in logging_jobs.items() if _is_absent(path)}
+    if logging_jobs:
+        progress.say(f"logging {format_count(len(logging_jobs), 'dataset')}; each has a log in {out / 'logs'}")
+    remaining = [job for job in logging_jobs.values() if record.run_state(job.folders[0]) != "finished"]
+    for job in remaining:
+        record.replace_text(job.file, to_toml(job.config))
+    failed = _run_jobs(remaining, engine, progress, should_stop)
+    for path, job in logging_jobs.items():
+        if job not in failed:
+            recorded = job.folders[0] / "dataset"
+            convert(own_dataset(recorded, checkpoints), spec_from_index(read_index(recorded)), Path(path), **subset)
             progress.say(f"made {path}")
     return failed
 
