@@ -239,7 +239,10 @@ def atari_loop(rounds: int) -> dict[str, Any]:
         _wrapped(Replay, ("sample", "add"), clock),
         _wrapped(checkpoint, ("write",), clock),
     ):
-        make_replay, control = online.replay_factory(config, env.spec), Control(Progress(steps, False), lambda: False)
+        make_replay, control = (
+            online.make_replay_factory(config, env.spec),
+            Control(Progress(steps, False), lambda: False),
+        )
         list(host.train(config, Path(folder), agent, env, make_replay, functions, control))
     seconds, spent = marks
     shares = {part: spent[part] / seconds for part in ("update", "emulator", "act", "sample", "add")}
@@ -297,7 +300,7 @@ def minatar_loop(rounds: int) -> dict[str, Any]:
     for seeds in (1, 3, 10):
         config = preset_config("minatar").replace(scheme="iterated-shared", num_bellman_iterations=9, num_seeds=seeds)
         env = make_native(config.env_id)
-        loop = make_loop(config, dqn.make(config, env.spec), env, online.device_replay(config, env.spec))
+        loop = make_loop(config, dqn.make(config, env.spec), env, online.make_device_replay(config, env.spec))
         state, _, _ = loop.run(loop.init(jnp.arange(seeds)), 0, num_steps=stretch, learning=False)
         states = [state]
 
@@ -364,7 +367,7 @@ STREAM_STEPS = 50
 def atari_stream(config: DqnConfig) -> Callable[[], Any]:
     """Steps as the host loop takes them: act, emulate, normalise, learn, refresh."""
     env = make_environment(config.env_id, protocol=config.protocol)
-    agent, replay = make_agent(config, env.spec), online.replay_factory(config, env.spec)()
+    agent, replay = make_agent(config, env.spec), online.make_replay_factory(config, env.spec)()
     call = compile_agent(agent)
     state, totals, choice = call.init(0), zero_totals(agent, config, env.spec), None
 
@@ -394,7 +397,7 @@ def atari_stream(config: DqnConfig) -> Callable[[], Any]:
 def minatar_stream(config: DqnConfig) -> Callable[[], Any]:
     """1,000 steps of the compiled loop, one seed."""
     env = make_native(config.env_id)
-    loop = make_loop(config, make_agent(config, env.spec), env, online.device_replay(config, env.spec))
+    loop = make_loop(config, make_agent(config, env.spec), env, online.make_device_replay(config, env.spec))
     state = loop.init(jnp.arange(1))
 
     def steps() -> Any:

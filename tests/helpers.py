@@ -114,8 +114,10 @@ def replay_rows(run_dir: Path, manifest: dict) -> dict:
     if online.uses_compiled_loop(config):
         from isqn.train.compiled import load_rows
 
-        return load_rows(run_dir / "replay", manifest["replay"]["files"], online.device_replay(config, spec))._asdict()
-    replay: Replay = online.replay_factory(config, spec)()
+        return load_rows(
+            run_dir / "replay", manifest["replay"]["files"], online.make_device_replay(config, spec)
+        )._asdict()
+    replay: Replay = online.make_replay_factory(config, spec)()
     replay.restore(manifest["replay"], run_dir / "replay")
     return replay.gather(replay.valid_starts())._asdict()
 

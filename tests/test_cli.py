@@ -23,7 +23,7 @@ import pytest
 import isqn
 from helpers import assert_same, final
 from isqn.agents.dqn import DqnConfig
-from isqn.agents.registry import read_config_file
+from isqn.agents.registry import agent_names, read_config_file
 from isqn.cli import COMMANDS, main
 from isqn.config.fields import flag
 from isqn.losses import LOSSES
@@ -86,14 +86,22 @@ def process(*words: str, **streams) -> subprocess.CompletedProcess:
 # -- first steps -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("words", [[], ["--help"], ["-h"]])
-def test_isqn_without_a_command_prints_a_welcome_of_five_lines(words, capsys):
-    assert main(words) == 0
+def test_isqn_without_a_command_prints_a_welcome_of_five_lines(capsys):
+    assert main([]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 5
     assert lines[0] == f"isqn {isqn.__version__}: deep Q-learning without a target network."
     assert "isqn train dqn --env-id isqn/Chain-v0" in lines[1]
     assert all(command in lines[3] for command in COMMANDS)
+
+
+@pytest.mark.parametrize("word", ["--help", "-h"])
+def test_the_help_of_isqn_describes_every_command(word, capsys):
+    assert main([word]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("usage: isqn COMMAND [flags]\n")
+    assert re.findall(r"^  (\w+)(?: AGENT)? +[A-Z]", out, re.MULTILINE) == list(COMMANDS)
+    assert all(name in out for name in (*agent_names(), "--debug", "--import", "--version"))
 
 
 def test_the_version(capsys):
@@ -394,7 +402,7 @@ def test_train_writes_the_documented_files_and_prints_the_folder(trained):
     assert summary["status"] == "finished"
     assert summary["episodes"] == len(record.read_table(trained.folder / "episodes.csv"))
     lines = trained.err.splitlines()
-    assert lines[1] == "iS-DQN K=2 on isqn/Chain-v0 (gymnasium), seed 0"
+    assert lines[1] == "iS-DQN K=2 on isqn/Chain-v0 (protocol gymnasium), seed 0"
     assert [line.split(":")[0] for line in lines[3:5]] == ["epoch 1/2", "epoch 2/2"]
     assert "\r" not in trained.err, "no progress line where nobody watches"
 
@@ -411,7 +419,7 @@ def test_output_to_a_pipe_is_whole_lines_and_quiet_prints_nothing(trained, tmp_p
     done = process(*words, str(tmp_path / "a"))
     assert (done.returncode, done.stdout) == (0, f"{tmp_path}/a\n")
     said = done.stderr.replace(f"{trained.folder}/config.toml", "preset toy, which fits isqn/Chain-v0")
-    ours, theirs = (re.sub(r"\), [\d,]+ MB\n", ")\n", text) for text in (said, trained.err))
+    ours, theirs = (re.sub(r"\), [\d,]+ MB of memory\n", ")\n", text) for text in (said, trained.err))
     assert ours == theirs
     done = process(*words, str(tmp_path / "b"), "--quiet")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
@@ -441,7 +449,7 @@ def test_an_existing_folder_is_refused_with_the_remedy(trained, refused, tmp_pat
         f"{trained.folder} holds a finished run; choose another --run-dir or --experiment, or add --overwrite."
     )
     assert sentence(unfinished) == (
-        f"{unfinished} holds an unfinished run; go on with `isqn resume {unfinished}`, or add --overwrite."
+        f"{unfinished} holds an unfinished run; resume it with `isqn resume {unfinished}`, or add --overwrite."
     )
     for folder in (foreign, file):
         assert sentence(folder) == f"{folder} exists and is not a run; choose another --run-dir."
@@ -662,7 +670,7 @@ def test_eval_prints_a_line_for_each_game_and_the_mean(trained, capsys):
     assert [line.split()[0::2] for line in games] == [["return", "length", "seed"]] * 3
     step = checkpoint.steps(trained.folder)[0]
     assert last.startswith(f"iS-DQN K=2 on isqn/Chain-v0 at step {step}: ")
-    assert last.endswith(" over 3 games")
+    assert last.endswith(" over 3 episodes")
 
 
 @pytest.mark.parametrize("which", ["last", "best"])
@@ -705,7 +713,7 @@ def test_a_video_without_its_library_is_refused_before_a_game_is_played(trained,
     from isqn.envs.adapter import Environment
 
     monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
-    monkeypatch.setattr(Environment, "step", lambda *_: pytest.fail("a game was played"))
+    monkeypatch.setattr(Environment, "step", lambda *_: pytest.fail("an episode was played"))
     sentence = refused("eval", str(trained.folder), "--capture-video")
     assert sentence == '--capture-video needs `pip install "isqn[video]"`.'
 
@@ -742,12 +750,14 @@ def test_lists_are_complete(answer, capsys):
         "label": "iS-DQN K=3",
         "heads": "4 heads",
         "copies": "0 copies",
+        "targets": "1 from 0, 2 from 1, 3 from 2",
     }
     envs = {row["id"]: row for row in answer("list", "envs")}
     assert envs["isqn/Chain-v0"] == {"id": "isqn/Chain-v0", "kind": "toy", "loops": "host, compiled"}
     assert envs["ALE/Pong-v5"]["loops"] == "host"
     assert main(["list", "presets"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    header, *lines = capsys.readouterr().out.splitlines()
+    assert header.split() == ["name", "description", "agent"]
     assert (
         len({line.index(preset.description) for line, preset in zip(lines, all_presets().values(), strict=True)}) == 1
     )
@@ -886,7 +896,7 @@ def test_an_own_environment_is_trained_and_evaluated(own_module, answer, refused
     found = answer("eval", "mine", "--episodes", "2")
     assert [episode["length"] for episode in found["episodes"]] == [5, 5]
     assert refused("eval", "mine", "--capture-video").endswith(
-        ("cannot draw itself; leave out --capture-video.", '--capture-video needs `pip install "isqn[video]"`.')
+        ("cannot be rendered; leave out --capture-video.", '--capture-video needs `pip install "isqn[video]"`.')
     )
     sentence = refused("train", "--env-id", "od_envs:Fine-v0")
     where = f"it is neither in {os.getcwd()} nor installed"

@@ -133,7 +133,7 @@ SMALL = DqnConfig(
 @cache
 def compile_loop(config: DqnConfig):
     env = make_native(config.env_id)
-    return make_loop(config, dqn.make(config, env.spec), env, online.device_replay(config, env.spec))
+    return make_loop(config, dqn.make(config, env.spec), env, online.make_device_replay(config, env.spec))
 
 
 def run_loop(config: DqnConfig, seeds: list[int], stretches: list[tuple[int, bool]]):
@@ -213,7 +213,7 @@ def test_the_compiled_loop_calls_the_update_of_the_agent():
     """One cycle equals a draw, an update and a refresh that are called by hand on the same rows."""
     config = SMALL.replace(update_period=5, target_update_period=10, learning_starts=10, buffer_size=100)
     env = make_native(config.env_id)
-    agent, replay = dqn.make(config, env.spec), online.device_replay(config, env.spec)
+    agent, replay = dqn.make(config, env.spec), online.make_device_replay(config, env.spec)
     update_and_refresh = jax.jit(lambda state, batch: agent.refresh(agent.update(state, batch)[0]))
     before, _ = run_loop(config, [2], [(15, False)])
     after, _ = run_loop(config, [2], [(15, False), (5, True)])

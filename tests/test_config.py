@@ -28,7 +28,7 @@ from isqn.agents.registry import (
     register_loss,
 )
 from isqn.agents.stream_q import StreamQConfig
-from isqn.config.fields import MAX_INTEGER, alias, docs, field_names, flag, nearest, nearest_path
+from isqn.config.fields import MAX_INTEGER, alias, field_names, flag, nearest, nearest_path, read_docs
 from isqn.config.parts import PairLoss
 from isqn.config.run import Run
 from isqn.config.toml import to_toml
@@ -121,7 +121,8 @@ def test_scales_are_above_0(name):
         ),
         (
             {"meta_gradient": "adam", "acting_rule": "mean"},
-            "--acting-rule is 'mean'; it must be uniform with --meta-gradient, which weighs the draw.",
+            "--acting-rule is 'mean'; it must be uniform with --meta-gradient, which draws the head by the learned "
+            "weights.",
         ),
         ({"seed": MAX_INTEGER + 1}, "--seed is 2147483648; it must be at most 2147483647."),
         (
@@ -209,7 +210,7 @@ def test_a_file_holds_the_fields_of_its_agent_under_their_docstrings(agent):
     text = to_toml(config)
     unset = {name for name, value in dataclasses.asdict(config).items() if value is None}
     assert tomllib.loads(text).keys() == {"agent", *field_names(type(config))} - unset
-    for name, doc in docs(type(config)).items():
+    for name, doc in read_docs(type(config)).items():
         assert re.search(rf"^# {re.escape(doc)}\n(# )?{name} ", text, re.MULTILINE)
 
 
@@ -219,7 +220,7 @@ def test_a_setting_that_is_not_set_is_a_comment():
 
 @pytest.mark.parametrize("agent", agent_names())
 def test_every_field_has_a_docstring(agent):
-    for name, text in docs(config_class(agent)).items():
+    for name, text in read_docs(config_class(agent)).items():
         assert text.endswith((".", ")")), name
         assert "\n" not in text, f"{name}: a comment of config.toml is one line"
         assert len(text) <= 120, name

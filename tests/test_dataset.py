@@ -373,8 +373,8 @@ def test_subsets_may_skip_parts_but_not_be_empty(tmp_path):
         ({"subset": "frist"}, "subset is 'frist'; choose one of all, first, random-episodes."),
         ({"fraction": 0}, "fraction is 0; it must be above 0 and at most 1."),
         ({"fraction": "x"}, "fraction is 'x'; it must be above 0 and at most 1."),
-        ({"fraction": 0.5}, "subset is all and fraction 0.5; of all it is 1"),
-        ({"subset": "first"}, "subset is first and fraction 1; of all it is 1"),
+        ({"fraction": 0.5}, "fraction is 0.5 and subset all; it must be 1 for all"),
+        ({"subset": "first"}, "fraction is 1 and subset first; it must be 1 for all"),
         ({"checkpoints": 0}, "checkpoints is 0; it must be a whole number of at least 1."),
     ],
 )

@@ -17,14 +17,14 @@ import pytest
 from isqn.cli import main
 from isqn.exits import FAILED, INTERRUPTED
 from isqn.imports import import_all
-from isqn.study import board as board_module
 from isqn.study import drive, engines, worker
-from isqn.study.board import Board
+from isqn.study import progress as progress_module
 from isqn.study.catalogue import find_study
 from isqn.study.engines import local, slurm
 from isqn.study.grid import Study, read_study
 from isqn.study.grid import to_toml as study_toml
 from isqn.study.jobs import remaining_jobs
+from isqn.study.progress import StudyProgress
 from isqn.train import checkpoint, record, run
 from isqn.types import UserError
 
@@ -167,7 +167,7 @@ def test_ctrl_c_leaves_all_runs_resumable(engine, tmp_path, undisturbed):
     study.send_signal(signal.SIGINT)
     _, errors = study.communicate()
     assert study.returncode == INTERRUPTED, errors
-    assert errors.splitlines()[-1] == f"isqn: stopped; the same command goes on with {tmp_path / 'out'}"
+    assert errors.splitlines()[-1] == f"isqn: stopped; the same command resumes {tmp_path / 'out'}"
     assert not workers_of(tmp_path / "out")
     again = start(tmp_path)
     again.communicate()
@@ -207,7 +207,7 @@ def test_a_failed_job_is_listed_with_its_log_and_the_others_go_on(tmp_path, caps
     assert main(words) == 1
     said = capsys.readouterr().err
     log = tmp_path / "out" / "logs" / "isqn-Chain-v0--broken--0.log"
-    assert "1 of 2 runs are there" in said
+    assert "1 of 2 runs have finished" in said
     assert said.count(f"FAILED isqn-Chain-v0--broken--0: {drive.last_line(log)} (log: {log})") == 1
     assert said.endswith(
         f"isqn: 1 job failed; the same command tries again, and `isqn report {tmp_path / 'out'} --missing drop` shows "
@@ -427,19 +427,19 @@ def test_jobs_wait_for_memory(monkeypatch, tmp_path):
 
 
 def test_the_progress_table(tmp_path):
-    board = Board(STUDY, tmp_path, enabled=True)
+    progress = StudyProgress(STUDY, tmp_path, enabled=True)
     (job, other) = remaining_jobs(STUDY, tmp_path)
     begin(tmp_path, CELL, 3)
     columns = "step,frame\n"
     (CELL.folder(tmp_path, 3) / "metrics.csv").write_text(columns + "1000,1000\n2000,20")
-    assert board.table([job], 1, []) == [
+    assert progress.table([job], 1, []) == [
         "small: 0 of 2 runs done · time left not known yet",
         "jobs: 1 running · 1 waiting · 0 failed",
         "  isqn-Chain-v0--TB-DQN--3  25%",
     ]
     (CELL.folder(tmp_path, 3) / "metrics.csv").write_text(columns + "4000,4000\n")
-    board._start_time -= 1_000  # 3,000 steps in 1,000 s; 4,000 steps are left
-    assert board.table([job], 0, [other]) == [
+    progress._start_time -= 1_000  # 3,000 steps in 1,000 s; 4,000 steps are left
+    assert progress.table([job], 0, [other]) == [
         "small: 0 of 2 runs done · 3 steps/s · 22 min 13 s left",
         "jobs: 1 running · 0 waiting · 1 failed",
         "  isqn-Chain-v0--TB-DQN--3  100%",
@@ -448,10 +448,10 @@ def test_the_progress_table(tmp_path):
 
 def test_in_a_pipe_progress_is_a_line_every_few_minutes(tmp_path, monkeypatch, capsys):
     clock = iter([0.0, 0.0, 1.0, 299.0, 301.0, 301.0])  # one time for each call, and one for each table
-    monkeypatch.setattr(board_module.time, "monotonic", lambda: next(clock))
-    board = Board(STUDY, tmp_path, enabled=True, _start_time=0.0, _start_steps=0)
+    monkeypatch.setattr(progress_module.time, "monotonic", lambda: next(clock))
+    progress = StudyProgress(STUDY, tmp_path, enabled=True, _start_time=0.0, _start_steps=0)
     for _ in range(4):
-        board.show([], 2, [])
+        progress.show([], 2, [])
     line = "small: 0 of 2 runs done · time left not known yet · jobs: 0 running · 2 waiting · 0 failed\n"
     assert capsys.readouterr().err == 2 * line
 
@@ -582,7 +582,7 @@ def test_two_imports_with_the_same_name_are_refused(tmp_path):
     """Their copies in the study's folder would be the same file."""
     file = study_toml(STUDY).replace("baseline", 'imports = ["a/loss.py", "b/loss.py"]\nbaseline')
     (tmp_path / "mine.toml").write_text(file)
-    with pytest.raises(UserError, match=r"imports: 'loss\.py' and 'loss\.py' are not told apart; rename"):
+    with pytest.raises(UserError, match=r"imports: 'loss\.py' and 'loss\.py' have the same folder name; rename"):
         read_study(tmp_path / "mine.toml")
 
 

@@ -275,7 +275,7 @@ def test_list_environments_names_every_kind_and_its_loops():
     assert rows["isqn/Chain-v0"].loops == ("host", "compiled")
     assert rows["MinAtar/SpaceInvaders-v1"].kind == "MinAtar"
     assert rows["ALE/Pong-v5"].loops == ("host",)
-    assert {row.kind for row in rows.values()} == {"toy", "words", "classic", "MinAtar", "Atari", "dm_control"}
+    assert {row.kind for row in rows.values()} == {"toy", "Wordle", "classic", "MinAtar", "Atari", "dm_control"}
 
 
 def test_imports_start_no_device_and_load_no_optional_package():

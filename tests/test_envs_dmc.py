@@ -55,7 +55,7 @@ def test_the_replay_samples_every_step_of_an_episode_with_a_positive_discount():
     """An episode has 500 transitions, none terminal; the last one leads to the frame before the reset."""
     config = preset_config("dmc-hard").replace(env_id="dm_control/humanoid-stand-v0")
     env = make_environment(config.env_id)
-    replay, rng = online.replay_factory(config, env.spec, rows=2_000)(), np.random.default_rng(0)
+    replay, rng = online.make_replay_factory(config, env.spec, rows=2_000)(), np.random.default_rng(0)
     frames = []
 
     def observe(frame, *_):

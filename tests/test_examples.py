@@ -202,7 +202,7 @@ def test_new_native_environment(load, tmp_path, capsys):
     """The compiled loop trains three seeds at once; each of them plays in the host loop afterwards."""
     load("new_native_environment")
     assert main(["list", "envs", "--json"]) == 0
-    assert {"id": "Goal-v0", "kind": "own", "loops": "host, compiled"} in json.loads(capsys.readouterr().out)
+    assert {"id": "Goal-v0", "kind": "user", "loops": "host, compiled"} in json.loads(capsys.readouterr().out)
     words = "--env-id Goal-v0 --num-seeds 3 --total-timesteps 6_000 --epoch-steps 3_000 --learning-starts 500"
     words += " --hidden-sizes 32 --epsilon-decay-steps 3_000 --quiet"
     assert main(["train", "dqn", *words.split(), "--run-dir", str(tmp_path / "runs")]) == 0

@@ -15,14 +15,14 @@ from helpers import TINY_WRITER, assert_trees_close
 from isqn.language import play
 from isqn.language.agent import make
 from isqn.language.data import Trajectories, source_from_players, to_tokens
+from isqn.language.decoding import make_decoder
 from isqn.language.game import SPEC, encode
 from isqn.language.heads import without_v
 from isqn.language.learning import to_transitions
 from isqn.language.losses import ilql
-from isqn.language.play import compile_writer, draw_hidden_words, guess_statistics, returns_to_go
+from isqn.language.play import compile_decoder, draw_hidden_words, guess_statistics, returns_to_go
 from isqn.language.types import TokenValues
 from isqn.language.words import load_words
-from isqn.language.writing import make_writer
 from isqn.presets import preset_config
 from isqn.types import Transition
 
@@ -287,7 +287,7 @@ def test_micro_batches_are_averaged():
 
 
 def scored(config, state, tokens):
-    return jax.jit(make_writer(config, SPEC).score)(state._replace(optimizer=()), tokens)
+    return jax.jit(make_decoder(config, SPEC).score)(state._replace(optimizer=()), tokens)
 
 
 def test_weights_of_tokens():
@@ -355,7 +355,7 @@ def test_games_with_caches_equal_those_of_one_token_at_a_time(config, monkeypatc
     for _ in range(20):  # the agent writes hardly any words yet, so that guesses of other lengths occur too
         state, _ = update(state, games())
     hidden = encode(WORDS[:3])
-    together = compile_writer(config).play(state, hidden, seed=0)
+    together = compile_decoder(config).play(state, hidden, seed=0)
     act = jax.jit(agent.act)
     env = gymnasium.make(wordle.ENV_ID, num_words=8).unwrapped
     for index, word in enumerate(WORDS[:3]):
@@ -370,8 +370,8 @@ def test_games_with_caches_equal_those_of_one_token_at_a_time(config, monkeypatc
 def test_sampled_guesses_depend_on_the_seed_alone():
     config = TF.replace(acting_rule="sample")
     _, state = initialised(config)
-    writer = compile_writer(config)
-    first, again, other = (writer.play(state, encode(WORDS[:2]), seed).tokens for seed in (0, 0, 1))
+    decoder = compile_decoder(config)
+    first, again, other = (decoder.play(state, encode(WORDS[:2]), seed).tokens for seed in (0, 0, 1))
     np.testing.assert_array_equal(first, again)
     assert np.any(first != other)
 

@@ -32,7 +32,10 @@ LENGTHS = {"num_updates": 12, "epoch_updates": 6, "log_period_updates": 4, "anal
 LEARNING = {"batch_size": 4, "micro_batch_size": 2, "dropout": 0.1, "num_bellman_iterations": 2}
 SMALL = preset_config("wordle-mini").replace(analysis=True, **TINY_WRITER | LENGTHS | LEARNING)
 WORDS = load_words("common", 8)
-GAMES = "games of players by rule, 60% of their guesses careless, in place of the tweets that ILQL learned from"
+GAMES = (
+    "games of scripted players, 60% of whose guesses repeat their first word, "
+    "in place of the tweets that ILQL learned from"
+)
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +113,7 @@ def test_a_resumed_run_does_not_need_its_initial_weights(trained, tmp_path, monk
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"policy_checkpoint": "nowhere"}, "--policy-checkpoint nowhere is no folder of a run"),
+        ({"policy_checkpoint": "nowhere"}, "--policy-checkpoint nowhere is not a run folder"),
         ({"gpt2_weights": "."}, "--gpt2-weights . is a folder; give the file of safetensors in it"),
         ({"gpt2_weights": "nowhere"}, "nowhere cannot be read as weights of GPT-2"),
         ({"data_path": "nowhere.csv"}, "nowhere.csv cannot be read as tweets"),
@@ -126,7 +129,7 @@ def test_missing_files_are_refused_before_a_folder_is_made(changes, message, tmp
 
 
 def test_the_policy_to_be_used_is_not_overwritten(trained):
-    with pytest.raises(UserError, match=r"lies in .*, which is (learned from|to be overwritten)"):
+    with pytest.raises(UserError, match=r"is inside .*, an input of the run; choose another --run-dir"):
         run.start(SMALL.replace(policy_checkpoint=str(trained)), trained, overwrite=True, quiet=True)
     assert checkpoint.steps(trained)
 
@@ -141,7 +144,7 @@ def test_the_name_of_a_word_list_is_never_a_path(tmp_path, monkeypatch):
     short = SMALL.replace(num_updates=1, epoch_updates=1, log_period_updates=1, analysis=False)
     run.start(short, Path("common") / "run", quiet=True)
     Path("common/run/words.txt").write_text("\n".join(WORDS))
-    with pytest.raises(UserError, match=r"words\.txt lies in common/run, which is to be overwritten"):
+    with pytest.raises(UserError, match=r"common/run would be emptied and contains common/run/words\.txt, an input"):
         run.start(short.replace(word_list="common/run/words.txt"), Path("common/run"), overwrite=True, quiet=True)
 
 
@@ -214,7 +217,7 @@ def test_simulated_people_are_cached(tmp_path, monkeypatch):
     again = source_from_people(200, words)
     assert file.stat().st_mtime_ns == before
     assert source.digest == again.digest
-    assert "simulated, in place of the tweets" in source.describe()
+    assert "words, in place of the tweets" in source.describe()
     config = SMALL.replace(players="people", num_people=200, num_words=0)
     assert training.open_source(config).digest == source.digest
 
@@ -302,22 +305,22 @@ def test_play_prints_the_likeliest_words_of_each_turn(trained, capsys):
     assert result["word"] == WORDS[0]
     assert 1 <= len(result["turns"]) <= 6
     for turn in result["turns"]:
-        probabilities = [candidate["chosen"] for candidate in turn["thoughts"]]
+        probabilities = [candidate["probability"] for candidate in turn["candidates"]]
         assert len(probabilities) == 3
         assert probabilities == sorted(probabilities, reverse=True)
     assert main(["play", str(trained), "Crane"]) == 0
     output = capsys.readouterr().out
     assert f"crane is not among the 8 words it knows, such as {WORDS[0]}, {WORDS[2]}" in output
-    assert re.search(r"word +chosen +policy +Q\n", output)
+    assert re.search(r"word +agent +policy alone +Q\n", output)
 
 
 def test_the_probability_of_a_word_is_the_product_over_its_tokens(trained):
-    config, state, _ = training.load_writer(trained, "last", "auto", None)
+    config, state, _ = training.load_language_agent(trained, "last", "auto", None)
     games, turns = play.trace_game(config, state, WORDS[0], 8, seed=0)
-    writer = play.compile_writer(config)
+    decoder = play.compile_decoder(config)
     tokens = games.tokens[:1].copy()
     tokens[0, 1:7] = [*encode([turns[0].candidates[0].word])[0], 30]
-    scored = writer.score(state, tokens)
+    scored = decoder.score(state, tokens)
     log_probabilities = np.asarray(jax.nn.log_softmax(scored.scores))[0, np.arange(6), tokens[0, 1:7]]
     assert turns[0].candidates[0].probability == pytest.approx(np.exp(log_probabilities.sum()), rel=1e-4)
     assert turns[0].value == pytest.approx(float(scored.v[0, 0]), rel=1e-4)

@@ -175,7 +175,7 @@ def test_learning_without_a_step_is_refused(model, steps):
 def test_a_loaded_model_cannot_continue_learning(saved):
     loaded = isqn.Model.load(saved)
     for _ in range(2):
-        with pytest.raises(UserError, match=r"A loaded model does not learn on: .* `isqn resume`"):
+        with pytest.raises(UserError, match=r"A loaded model cannot continue training: .* `isqn resume RUN_DIR`"):
             loaded.learn(100)
 
 
@@ -409,5 +409,5 @@ def test_an_environment_of_other_shapes_is_refused(tmp_path):
 
 @pytest.mark.parametrize("obs", ["hello", [0.0, 0.0, np.nan, 0.0], [None] * 4], ids=str)
 def test_an_observation_that_is_not_finite_numbers_is_refused(obs):
-    with pytest.raises(UserError, match="The observation holds something else than finite numbers"):
+    with pytest.raises(UserError, match="The observation must contain only finite numbers, but is"):
         isqn.Model("dqn", env="CartPole-v1").predict(obs)

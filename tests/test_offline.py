@@ -202,7 +202,7 @@ def test_an_unfinished_dataset_is_refused(data, tmp_path):
     for piece in Dataset.open(data).pieces():
         writer.extend(piece)
     writer.save(complete=False)
-    with pytest.raises(UserError, match=r"part is not complete; the command that made it goes on with it\."):
+    with pytest.raises(UserError, match=r"part is not complete; run the command that made it again\."):
         run.start(small(tmp_path / "part"), tmp_path / "run", quiet=True)
 
 
@@ -266,7 +266,7 @@ def test_a_dataset_for_all_seeds_is_logged_once_and_again_if_it_is_missing(tmp_p
         train_study(logging_study("data/all", total_timesteps=600), tmp_path)
     assert train_study(study, tmp_path) == (2, 2, [])
     shutil.rmtree(tmp_path / "runs")
-    with pytest.raises(UserError, match="is another part of its log than the study says"):
+    with pytest.raises(UserError, match="was made with another subset, fraction or number of checkpoints"):
         train_study(logging_study("data/all", fraction=0.25), tmp_path)
 
 
@@ -281,9 +281,9 @@ def test_batches_do_not_depend_on_when_they_are_drawn():
 
 def test_a_run_does_not_overwrite_its_dataset(logged, tmp_path):
     shutil.copytree(logged, tmp_path / "run")
-    with pytest.raises(UserError, match=r"lies in .*dataset, which is learned from; choose another --run-dir\."):
+    with pytest.raises(UserError, match=r"is inside .*dataset, an input of the run; choose another --run-dir\."):
         run.start(small(tmp_path / "run" / "dataset"), tmp_path / "run" / "dataset" / "run", quiet=True)
-    with pytest.raises(UserError, match=r"lies in .*run, which is to be overwritten; choose another --run-dir\."):
+    with pytest.raises(UserError, match=r"run would be emptied and contains .*dataset, an input of the run; choose"):
         run.start(small(tmp_path / "run" / "dataset"), tmp_path / "run", overwrite=True, quiet=True)
     assert Dataset.open(tmp_path / "run" / "dataset").num_transitions
 
@@ -428,7 +428,7 @@ def test_fit_of_a_model(data, tmp_path):
         ("data inspect nowhere", "nowhere is not a dataset"),
         ("data convert nowhere -o x", "nowhere is not a folder"),
         ("data convert {data}", "`isqn data convert` needs --out."),
-        ("data convert {data} -o x --fraction 0.1", "--subset is all and fraction 0.1; of all it is 1"),
+        ("data convert {data} -o x --fraction 0.1", "--fraction is 0.1 and --subset all; it must be 1 for all"),
         (
             "data convert {data} -o x --subset first --fraction 2",
             "--fraction is 2.0; it must be above 0 and at most 1.",

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from isqn.cli import main
-from isqn.study.engines.base import worst
+from isqn.study.engines.base import combine_exit_codes
 from isqn.study.worker import DONE, FAILED, INTERRUPTED
 from isqn.train import checkpoint
 from isqn.train.parallel import join, process_variables
@@ -115,10 +115,10 @@ def test_a_single_process_joins_nothing():
 
 
 def test_the_worst_exit_code_of_a_job():
-    assert worst([DONE, DONE]) == DONE
-    assert worst([DONE, INTERRUPTED]) == INTERRUPTED
-    assert worst([DONE, INTERRUPTED, FAILED]) == FAILED
-    assert worst([FAILED, -9]) == -9  # the other process failed because of this one
+    assert combine_exit_codes([DONE, DONE]) == DONE
+    assert combine_exit_codes([DONE, INTERRUPTED]) == INTERRUPTED
+    assert combine_exit_codes([DONE, INTERRUPTED, FAILED]) == FAILED
+    assert combine_exit_codes([FAILED, -9]) == -9  # the other process failed because of this one
 
 
 STUDY = """

@@ -26,7 +26,7 @@ from isqn.report.build import Options, build, overview
 from isqn.report.charts import Chart, Figure, Report, Series, Table
 from isqn.report.collect import collect
 from isqn.report.write import watch, write, write_figure_csv, write_returns_csv
-from isqn.study.catalogue import command, find_study
+from isqn.study.catalogue import find_study, format_command
 from isqn.study.grid import Cell, Study
 from isqn.study.grid import to_toml as study_toml
 from isqn.train import record
@@ -116,9 +116,13 @@ def four_seeds(tmp_path_factory):
 @pytest.mark.parametrize(
     ("returns", "sentence"),
     [
-        ([20, 20], "TF-DQN scores 2.00 [2.00, 2.00] of TB-DQN, with 0.50 of its parameters: better."),
-        ([5, 5], "TF-DQN scores 0.50 [0.50, 0.50] of TB-DQN, with 0.50 of its parameters: worse."),
-        ([5, 20], "TF-DQN scores 1.25 [0.50, 2.00] of TB-DQN, with 0.50 of its parameters: no difference can be seen."),
+        ([20, 20], "TF-DQN has 2.00 [2.00, 2.00] of the AUC of TB-DQN, with 0.50 of its parameters: better."),
+        ([5, 5], "TF-DQN has 0.50 [0.50, 0.50] of the AUC of TB-DQN, with 0.50 of its parameters: worse."),
+        (
+            [5, 20],
+            "TF-DQN has 1.25 [0.50, 2.00] of the AUC of TB-DQN, with 0.50 of its parameters: "
+            "no difference can be seen.",
+        ),
     ],
 )
 def test_the_headline_in_words(returns, sentence, tmp_path):
@@ -621,12 +625,12 @@ def test_versions_and_commands_are_shown_without_folders(tmp_path):
 
 def test_the_command_of_a_study_of_the_paper():
     plain, paper = find_study("online-plain", "mini"), find_study("mellowmax", "paper")
-    assert command(plain) == "isqn study online-plain --scale mini"
+    assert format_command(plain) == "isqn study online-plain --scale mini"
     part = plain.only(tasks=("Acrobot-v1",), seeds=(20, 21))
-    assert command(part) == "isqn study online-plain --scale mini --tasks Acrobot-v1 --seeds 20 21 --out FOLDER"
-    assert command(paper.only(seeds=(1,))) == "isqn study mellowmax --scale paper --seeds 1 --out FOLDER"
-    assert command(plain.replace(settings={"discount": 0.9})) == "isqn study study.toml"
-    assert command(plain.replace(tasks=({"env_id": "MountainCar-v0"},))) == "isqn study study.toml"
+    assert format_command(part) == "isqn study online-plain --scale mini --tasks Acrobot-v1 --seeds 20 21 --out FOLDER"
+    assert format_command(paper.only(seeds=(1,))) == "isqn study mellowmax --scale paper --seeds 1 --out FOLDER"
+    assert format_command(plain.replace(settings={"discount": 0.9})) == "isqn study study.toml"
+    assert format_command(plain.replace(tasks=({"env_id": "MountainCar-v0"},))) == "isqn study study.toml"
 
 
 # -- a folder of runs without a study --------------------------------------------------------------------------------
@@ -878,7 +882,7 @@ def test_the_command_prints_the_table_and_the_page(reported, tmp_path, capsys):
     assert main(["report", str(reported.folder), "-o", str(tmp_path), "--figure", "auc"]) == 0
     header, *rows, finding, path = capsys.readouterr().out.splitlines()
     assert header.split("  ")[0] == "method"
-    assert re.fullmatch(r"TF-DQN scores 1\.80 \[.+\] of TB-DQN, with 0\.50 of its parameters: .+\.", finding)
+    assert re.fullmatch(r"TF-DQN has 1\.80 \[.+\] of the AUC of TB-DQN, with 0\.50 of its parameters: .+\.", finding)
     assert [row.split()[:2] for row in rows] == [["TB-DQN", "1.00"], ["TF-DQN", "1.80"]]
     assert path == str(tmp_path / "index.html")
     assert {file.name for file in (tmp_path / "figures").iterdir()} == {"auc.svg", "auc.pdf", "auc.png", "auc.csv"}

@@ -61,7 +61,7 @@ def test_a_stopped_and_resumed_run_ends_with_the_same_bits(config, whole, tmp_pa
     stops = 0
     for calls in (1, 37, 2, 200, 11) if config.loop == "host" else (1, 3, 2):
         stop_after(monkeypatch, calls)
-        with pytest.raises(Interrupted, match="go on with `isqn resume"):
+        with pytest.raises(Interrupted, match="resume with `isqn resume"):
             run.resume(folder, quiet=True)
         stops += 1
     monkeypatch.undo()
@@ -174,7 +174,7 @@ def test_a_folder_is_locked_while_it_is_trained_and_sigterm_saves_and_exits_with
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 75, err
-    assert "go on with `isqn resume" in err
+    assert "resume with `isqn resume" in err
     assert checkpoint.steps(folder)[0] > 140
     with record.lock_run([folder]):  # the process has released it
         pass

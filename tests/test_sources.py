@@ -454,10 +454,10 @@ def test_damaged_minari_data(tmp_path):
 
 
 def test_unknown_folders_and_environments_are_refused(tmp_path):
-    with pytest.raises(UserError, match="is nothing that can be converted; known are a dataset of this package"):
+    with pytest.raises(UserError, match="is not a dataset of a known format; the formats are a dataset"):
         find_source(tmp_path, None, 1, 1)
     write_log(tmp_path / "games", 0, SPEC, [(3, True)])
-    with pytest.raises(UserError, match="does not say what was played; name it by --env-id"):
+    with pytest.raises(UserError, match="is not recorded; give it by --env-id"):
         find_source(tmp_path / "games", None, 1, 1)
     for named in ("ALE/Breakout-v5", "Breakout"):
         assert find_source(tmp_path / "games", named, 1, 1)[1].num_actions == 4

@@ -63,7 +63,7 @@ def test_a_stopped_and_resumed_run_ends_with_the_same_bits(config, analysis, who
     stops = (1, 37, 200) if config.loop == "host" else (1, 2)  # the compiled loop checks after each row
     for calls in stops[-1:] if analysis else stops:
         stop_after(monkeypatch, calls)
-        with pytest.raises(Interrupted, match="go on with `isqn resume"):
+        with pytest.raises(Interrupted, match="resume with `isqn resume"):
             run.resume(folder, quiet=True)
     monkeypatch.undo()
     assert run.resume(folder, quiet=True)
@@ -98,7 +98,7 @@ def test_the_compiled_loop_learns_from_each_step_once_and_in_order():
     """Each row starts where the last one led, unless an episode began, and each frame is counted once."""
     config = preset_config("minatar-stream").replace(scheme="target-free")
     env = make_native("MinAtar/Breakout-v1")
-    agent, replay = make_run_agent(config, env.spec), online.device_replay(config, env.spec)
+    agent, replay = make_run_agent(config, env.spec), online.make_device_replay(config, env.spec)
     loop = make_loop(config, agent, env, replay)
     state, over_before, count = loop.init(jnp.arange(1)), False, 1
     for step in range(30):
@@ -120,7 +120,7 @@ def test_stretches_of_whole_target_periods_equal_single_steps():
     """The compiled loop runs T steps and a refresh without a condition at each step, for speed."""
     config = COMPILED.replace(target_update_period=5)
     env = make_native(config.env_id)
-    agent, replay = make_run_agent(config, env.spec), online.device_replay(config, env.spec)
+    agent, replay = make_run_agent(config, env.spec), online.make_device_replay(config, env.spec)
     loop = make_loop(config, agent, env, replay)
     single, steps, expected = loop.init(jnp.arange(2)), [], {}
     for step in range(20):
@@ -280,8 +280,8 @@ def test_the_step_time_is_measured_in_the_host_loop():
 
 def test_the_memory_line_names_the_rows_for_the_probes():
     spec = run.specification(HOST)
-    assert "there is no replay" in online._memory_line(HOST, spec)
-    assert "for the probes" in online._memory_line(HOST.replace(analysis=True), spec)
+    assert "no replay buffer" in online._memory_line(HOST, spec)
+    assert "which only the probes read" in online._memory_line(HOST.replace(analysis=True), spec)
 
 
 def test_a_linear_network_learns_the_values_of_a_chain(tmp_path):
@@ -404,7 +404,7 @@ def test_frames_are_stacked_after_normalisation():
     config = preset_config("atari-stream").replace(scheme="target-free")
     env = make_environment(config.env_id, protocol=config.protocol)
     agent = make_run_agent(config, env.spec)
-    call, replay = compile_agent(agent), online.replay_factory(config, env.spec)()
+    call, replay = compile_agent(agent), online.make_replay_factory(config, env.spec)()
     state, normalised = call.observe(agent.init(0), env.reset(0))
     replay.add_first(normalised)
     frames = [normalised]

@@ -703,11 +703,11 @@ OTHER = "give one of them another `name`, or leave it out."
         ({"tasks": ({"env_id": ""},)}, f"study small, : env_id is ''; {FOLDER}"),
         (
             {"tasks": (CARTPOLE, {"env_id": "Acrobot-v1"}, {**CARTPOLE, "discount": 0.9})},
-            "study small: the tasks 'CartPole-v1' and 'CartPole-v1' are not told apart; leave one of them out.",
+            "study small: the tasks 'CartPole-v1' and 'CartPole-v1' have the same folder name; leave one of them out.",
         ),
         (
             {"tasks": ({"env_id": "a/b"}, {"env_id": "a:b"})},
-            "study small: the tasks 'a/b' and 'a:b' are not told apart; leave one of them out.",
+            "study small: the tasks 'a/b' and 'a:b' have the same folder name; leave one of them out.",
         ),
         (
             {"tasks": ({**CARTPOLE, "random_score": "22"},)},
@@ -739,33 +739,33 @@ OTHER = "give one of them another `name`, or leave it out."
             "it must be a table of other settings.",
         ),
         # what cannot be told apart
-        ({"methods": (TB, TB)}, f"study small: the methods 'TB-DQN' and 'TB-DQN' are not told apart; {OTHER}"),
+        ({"methods": (TB, TB)}, f"study small: the methods 'TB-DQN' and 'TB-DQN' have the same folder name; {OTHER}"),
         (
             {"methods": (TB, {**TB, "learning_rate": 0.1})},
-            f"study small: the methods 'TB-DQN' and 'TB-DQN' are not told apart; {OTHER}",
+            f"study small: the methods 'TB-DQN' and 'TB-DQN' have the same folder name; {OTHER}",
         ),
         (
             {"methods": (TB, {**TF, "learning_rate": [0.1, 0.1]})},
-            f"study small: the methods 'TF-DQN, lr=0.1' and 'TF-DQN, lr=0.1' are not told apart; {OTHER}",
+            f"study small: the methods 'TF-DQN, lr=0.1' and 'TF-DQN, lr=0.1' have the same folder name; {OTHER}",
         ),
         (
             {"methods": (TB, {**TF, "name": "a b"}, {**TF, "name": "a-b"})},
-            f"study small: the methods 'a b' and 'a-b' are not told apart; {OTHER}",
+            f"study small: the methods 'a b' and 'a-b' have the same folder name; {OTHER}",
         ),
         ({"methods": ({**TB, "name": "."},)}, f"study small: the name of a method is '.'; {FOLDER}"),
         (
             {"tasks": (CARTPOLE, {"env_id": "Acrobot-v1", "num_bellman_iterations": 3}), "methods": (TB, {})},
-            "study small: what is 'iS-DQN K=1' on CartPole-v1 is 'iS-DQN K=3' on Acrobot-v1; "
-            "let the method say what they differ in.",
+            "study small: one method is named 'iS-DQN K=1' on CartPole-v1 and 'iS-DQN K=3' on Acrobot-v1; "
+            "move the setting in which they differ from [[tasks]] to [[methods]].",
         ),
         (
             {"tasks": (CARTPOLE, {"env_id": "Acrobot-v1", "layer_norm": True}), "panels": "layer_norm"},
-            "study small: what is 'TB-DQN in no LN' on CartPole-v1 is 'TB-DQN in LN' on Acrobot-v1; "
-            "let the method say what they differ in.",
+            "study small: one method is named 'TB-DQN in no LN' on CartPole-v1 and 'TB-DQN in LN' on Acrobot-v1; "
+            "move the setting in which they differ from [[tasks]] to [[methods]].",
         ),
         (
             {"methods": ({**TB, "width_factor": [0.5, 1]}, TB), "panels": "width_factor"},
-            f"study small, width x1: the methods 'TB-DQN' and 'TB-DQN' are not told apart; {OTHER}",
+            f"study small, width x1: the methods 'TB-DQN' and 'TB-DQN' have the same folder name; {OTHER}",
         ),
         # the baseline and the axes
         (
@@ -796,11 +796,11 @@ OTHER = "give one of them another `name`, or leave it out."
         ({"panels": "widht"}, f"study small: panels is 'widht', which is not a setting; {HELP}"),
         (
             {"along": "target_update_period", "methods": (TB, {**TB, "target_update_period": [100, 400]})},
-            f"study small: the lines 'TB-DQN' and 'TB-DQN' are not told apart; {OTHER}",
+            f"study small: the lines 'TB-DQN' and 'TB-DQN' have the same folder name; {OTHER}",
         ),
         (
             {"methods": (TB, {**TF, "name": "tb-dqn"})},
-            f"study small: the methods 'TB-DQN' and 'tb-dqn' are not told apart; {OTHER}",
+            f"study small: the methods 'TB-DQN' and 'tb-dqn' have the same folder name; {OTHER}",
         ),
         (
             {"settings": {"epoch_steps": 100, "total_timesteps": 400}, "methods": (TB, {**TF, "total_timesteps": 800})},
@@ -831,7 +831,7 @@ def test_a_bad_study_is_refused_by_one_sentence(changes, sentence):
         (
             ("CartPole-v1", "CartPole-v1"),
             (),
-            "study small: the tasks 'CartPole-v1' and 'CartPole-v1' are not told apart; leave one of them out.",
+            "study small: the tasks 'CartPole-v1' and 'CartPole-v1' have the same folder name; leave one of them out.",
         ),
         ((), (1, 1), f"study small: seeds is [1, 1]; {SEEDS}"),
     ],
@@ -1034,7 +1034,7 @@ def test_studies_are_listed(capsys):
     assert list(rows) == list(QUESTIONS)
     assert [(row["question"], row["paper"]) for row in rows.values()] == list(QUESTIONS.values())
     assert main(["list", "studies"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    _, *lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == list(QUESTIONS)
 
 

@@ -31,7 +31,7 @@ HOST = DqnConfig(
 )
 COMPILED = HOST.replace(loop="compiled", learning_starts=100)
 LOOPS = pytest.mark.parametrize("config", [HOST, COMPILED], ids=["host", "compiled"])
-SWITCHED_OFF = "failed and is switched off; the run goes on with its own files"
+SWITCHED_OFF = "failed and is switched off; the run continues and still writes its own files"
 
 
 def scalars(folder: Path) -> dict[str, dict[int, float]]:

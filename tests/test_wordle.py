@@ -174,7 +174,7 @@ def test_redrawing_the_hidden_word_at_each_guess_has_the_same_distribution(table
 def test_an_action_that_is_no_token_is_refused(action):
     env = gym.make("isqn/Wordle-v0").unwrapped
     env.reset(seed=0)
-    with pytest.raises(UserError, match=r"is no token; it must be a whole number from 0 to 34\."):
+    with pytest.raises(UserError, match=r"is not a token; it must be a whole number from 0 to 34\."):
         env.step(action)
 
 

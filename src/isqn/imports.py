@@ -68,7 +68,7 @@ def _import_module(name: str) -> None:
         sys.path.append(os.getcwd())
     module = importlib.import_module(name)
     if module.__spec__ is not None and module.__spec__.origin is None:
-        raise ImportError("it is a folder of which nothing is imported; name a module in it")
+        raise ImportError("it is a folder without an __init__.py; name a module in it")
 
 
 def module_of(env_id: str) -> str:

@@ -98,12 +98,12 @@ def mellowmax(q: Array, temperature: float) -> Array:
 
 
 def _error(online: Values, transition: Transition, next_value: Array) -> Array:
-    """Temporal-difference error, given the value of the next state."""
+    """Return the temporal-difference error, given the value of the next state."""
     return transition.reward + transition.discount * next_value - online.now[transition.action]
 
 
 class Loss(NamedTuple):
-    """A loss as it is registered."""
+    """A registered loss: its function, its label, and its settings."""
 
     label: str  # its name in labels: "iS-Mellow K=9"
     function: Callable[..., Array]

@@ -134,8 +134,8 @@ class Model:
         if self._run_dir is None:
             if self.num_timesteps:
                 raise UserError(
-                    "A loaded model does not learn on: its steps, results and replay stay in the folder of its run. "
-                    "Give `learn` a run_dir, and go on there with `isqn resume`."
+                    "A loaded model cannot continue training: its counters, results and replay buffer are in its run "
+                    "folder. Train with `learn(run_dir=...)`, and continue with `isqn resume RUN_DIR`."
                 )
             config = self.config.replace(total_timesteps=steps, epoch_steps=min(steps, self.config.epoch_steps))
         else:
@@ -208,7 +208,7 @@ class Model:
         if self.spec.first_state is not None and np.issubdtype(obs.dtype, np.integer):
             obs = self._one_hot(obs - self.spec.first_state)
         if obs.dtype.kind not in "biuf" or not np.isfinite(obs).all():
-            raise UserError(f"The observation holds something else than finite numbers: {obs.tolist()!r:.60}.")
+            raise UserError(f"The observation must contain only finite numbers, but is {obs.tolist()!r:.60}.")
         obs = obs.astype(self.spec.frame_dtype)
         accepted = (shape, shape[:-1]) if self.spec.is_image and shape[-1] == 1 else (shape,)
         is_single = obs.shape in accepted
@@ -308,7 +308,7 @@ def evaluate(
     seed: int = 100,
     epsilon: float | None = None,
 ) -> list[Episode]:
-    """Play whole games with a model, in its own environment or in `env`; return the seed, return and length of each.
+    """Play whole episodes with a model, in its own environment or in `env`; return the seed, return and length of each.
 
     A policy acts by its mean. Other agents act as in training, with `epsilon`, by default 0.001.
     """

@@ -27,7 +27,7 @@ class TargetScheme:
     online: tuple[int, ...]  # online head of each pair
     target: tuple[int, ...]  # target head of each pair
     copy: tuple[int, ...] = ()  # index of the network copy that holds each target; () if the network holds its own
-    twins: bool = False  # whether target heads are initialised as copies of their online heads
+    copies_initial_heads: bool = False  # whether target heads are initialised as copies of their online heads
     size: str = ""  # label suffix, such as "K=9"
 
     def __post_init__(self) -> None:
@@ -53,7 +53,7 @@ class TargetScheme:
 
     @property
     def head_moves(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Heads that a refresh overwrites inside the network, and the heads copied there."""
+        """Heads that a target update overwrites inside the network, and the heads copied there."""
         pairs = [pair for pair in zip(self.target, self.online, strict=True) if pair[0] != pair[1]]
         return tuple(to for to, _ in pairs), tuple(source for _, source in pairs)
 
@@ -64,7 +64,7 @@ class TargetScheme:
 
     @property
     def refreshes(self) -> bool:
-        """Whether a refresh changes anything; it does not if every head is its own target."""
+        """Whether a target update changes anything; it does not if every head is its own target."""
         return self.num_copies > 0 or self.online != self.target
 
     def label(self, algorithm: str) -> str:
@@ -83,7 +83,7 @@ def target_free() -> TargetScheme:
 
 
 def iterated_shared(k: int) -> TargetScheme:
-    """iS-QN, the paper's method: head i learns from head i - 1 on shared features; only a refresh changes head 0."""
+    """iS-QN (the paper): head i learns from head i - 1 on shared features; only a target update changes head 0."""
     return TargetScheme(
         "iterated-shared",
         "iS",
@@ -102,7 +102,7 @@ def ensemble_shared(n: int) -> TargetScheme:
         num_heads=2 * n,
         online=tuple(range(1, 2 * n, 2)),
         target=tuple(range(0, 2 * n, 2)),
-        twins=True,
+        copies_initial_heads=True,
         size=f"N={n}",
     )
 
@@ -110,8 +110,8 @@ def ensemble_shared(n: int) -> TargetScheme:
 def iterated_target_based(k: int) -> TargetScheme:
     """i-QN (Vincent et al. 2025) on one torso: head i learns from head i - 1 of an older network copy.
 
-    Copy 0 holds the first target of the chain and is updated only at a refresh (every T steps). Copy 1 holds the other
-    targets and is also updated at a sync (every D steps). K = 1 is target-based learning.
+    Copy 0 holds the first target of the chain and is updated only at a target update (every T steps). Copy 1 holds the
+    other targets and is also updated at a sync (every D steps). K = 1 is target-based learning.
     """
     return TargetScheme(
         "iterated-target-based",

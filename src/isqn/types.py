@@ -18,7 +18,7 @@ Metrics = dict[str, Array]
 
 
 def num_bytes(tree: Any) -> int:
-    """Total size in bytes of the arrays (or `ShapeDtypeStruct`s) of a pytree."""
+    """Return the total size in bytes of the arrays (or `ShapeDtypeStruct`s) of a pytree."""
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 

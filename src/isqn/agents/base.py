@@ -82,8 +82,8 @@ def init_state(
 
 def initialise_heads(scheme: schemes.TargetScheme, params: Params, *, copy_first: bool = False) -> Params:
     """Copy the heads that start equal to others; with `copy_first`, head 0 starts as a copy of head 1."""
-    if scheme.twins or copy_first:
-        params, _ = schemes.refresh(scheme if scheme.twins else scheme.first_pair, params, ())
+    if scheme.copies_initial_heads or copy_first:
+        params, _ = schemes.refresh(scheme if scheme.copies_initial_heads else scheme.first_pair, params, ())
     return params
 
 

@@ -52,6 +52,7 @@ class DqnConfig(PairLoss, MetaGradient, BatchNorm, ScaledTorso, Adam, Replay, Ep
 
 
 def make(config: Any, spec: EnvSpec) -> Agent:
+    """Make the agent of deep Q-learning: network, losses, acting, update and target update."""
     from isqn.networks import make_network
 
     scheme = config.target_scheme

@@ -33,7 +33,7 @@ def init(config: Run, spec: EnvSpec) -> Normalisation:
     return Normalisation(observations, returns)
 
 
-def count(
+def update(
     statistics: Normalisation, frame: Array, reward: Array | None, ended: Array | None, discount: float
 ) -> Normalisation:
     """Add a frame and, except after a reset, the reward of the step that led to it."""

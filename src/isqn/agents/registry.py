@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast, get_args
 from isqn.config.fields import (
     alias_flags,
     aliased_setting,
-    docs,
     field_names,
     flag,
     has_source,
@@ -24,6 +23,7 @@ from isqn.config.fields import (
     name_settings,
     nearest,
     nearest_setting,
+    read_docs,
     resolve_aliases,
 )
 from isqn.config.parts import PairLoss
@@ -54,7 +54,7 @@ Actions = Literal["discrete", "continuous", "tokens"]
 
 
 class AgentKind(NamedTuple):
-    """Entry of the registry."""
+    """Everything that the program needs to know of a registered agent."""
 
     name: str
     config: type[Run]  # its config, without the settings of losses that users register
@@ -164,7 +164,7 @@ def register_loss(
     kinds = [kind for kind in (find_agent(agent).config for agent in agent_names()) if issubclass(kind, PairLoss)]
     if settings:
         _require_config(f"{where}: settings", settings, PairLoss)
-        part_docs = docs(cast(type, settings))
+        part_docs = read_docs(cast(type, settings))
         for setting, part in _own_settings(settings).items():
             if has_source(part) and not part_docs[setting]:
                 raise UserError(f"{where}: the setting {setting!r} has no docstring; it is its line in --help.")

@@ -69,6 +69,7 @@ class SacConfig(MovingHeads, Normalisation, PairWeights, Torso, Adam, Replay, In
     learning_rate: LearningRate = 3e-4
     buffer_size: Annotated[int, AT_LEAST_ONE] = 1_000_000
     learning_starts: LearningStarts = 1_000
+    """Agent steps before the first gradient step; until then, actions are uniformly random."""
     batch_size: Annotated[int, AT_LEAST_ONE] = 256
     hidden_sizes: Annotated[tuple[int, ...], SIZE, needs_other("torso", "simba")] = (256, 256)
     head_weight_discount: Annotated[float, AT_LEAST_ZERO] = 0.25
@@ -100,15 +101,15 @@ class SacConfig(MovingHeads, Normalisation, PairWeights, Torso, Adam, Replay, In
     policy_loss_statistics: Annotated[Literal["running", "batch"], NEEDS_BATCH_NORM] = "running"
     """BatchNorm statistics of the critic in the actor loss, which never updates them. Not specified in the paper."""
     policy_value: Literal["weighted-mean", "weighted-sum-over-k", "first", "last"] = "weighted-mean"
-    """Value in the actor loss: sum of w_k Q_k, divided by the sum of w_k or by K; the first head; or the last."""
+    """Q in the actor loss: sum of w_k Q_k over the sum of w_k (weighted-mean) or over K, or one online head."""
     update_order: Literal["policy-first", "critic-first"] = "policy-first"
-    """Order within a gradient step. Not specified in the paper; SimbaV2: policy-first; slimSAC: critic-first."""
+    """Order within a gradient step. Not in the paper; SimbaV2: policy-first; the authors' slimSAC: critic-first."""
     project_frozen_heads: Annotated[bool, needs("scheme", "iterated-shared")] = True
     """Also normalise the weights of frozen heads of SimbaV2 at each gradient step. Not specified in the paper."""
     entropy_temperature_start: Annotated[float, POSITIVE] = 1.0
     """Initial entropy temperature (alpha); it is learned."""
     target_entropy_per_action: float = -1.0
-    """Target entropy per action dimension."""
+    """Target entropy per action dimension, in nats; below 0.693, the entropy of uniform actions."""
     critic_width: Annotated[int, AT_LEAST_ONE, SIZE, needs("torso", "simba")] = 512
     """Hidden width of the SimbaV2 critic."""
     critic_blocks: Annotated[int, AT_LEAST_ONE, SIZE, needs("torso", "simba")] = 2
@@ -177,6 +178,7 @@ class Optimizers(NamedTuple):
 
 
 def make(config: SacConfig, spec: EnvSpec) -> Agent:
+    """Make the agent of soft actor-critic: critic, policy, and their updates."""
     scheme, optimizer = config.target_scheme, make_adam(config)
     critic, policy = make_networks(config, spec)
     refresh = make_refresh(config.refreshed_scheme, config.target_step_size)
@@ -200,7 +202,7 @@ def make(config: SacConfig, spec: EnvSpec) -> Agent:
     def observe(
         state: AgentState, frame: Array, reward: Array | None = None, ended: Array | None = None
     ) -> tuple[AgentState, Array]:
-        return state._replace(moments=normalisation.count(state.moments, frame, reward, ended, config.discount)), frame
+        return state._replace(moments=normalisation.update(state.moments, frame, reward, ended, config.discount)), frame
 
     def act(state: AgentState, obs: Array, epsilon: Array, step: Array, episode: Array) -> Choice:
         explore, uniform, normal = jax.random.split(device_key(state.seed, "explore", step), 3)

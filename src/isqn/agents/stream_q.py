@@ -2,7 +2,7 @@
 
 There is no replay buffer, no batch and no Adam. Every online head has an eligibility trace of its gradients. The
 temporal-difference error of its pair moves the parameters along the trace, by a step size (ObGD) that is small enough
-not to overshoot. Network, acting and refresh are those of Q-learning.
+not to overshoot. Network, acting and target update are those of Q-learning.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class StreamQConfig(Normalisation, ScaledTorso, EpsilonGreedy, NativeLoop):
     shift_traces: bool = True
     """Shift the traces along with the heads at a target update. Not specified in the paper."""
     layer_norm_axes: Literal["channels", "all"] = "channels"
-    """Axes of LayerNorm: the channels (slimStreamQ), or all axes of a sample (the code of Stream Q)."""
+    """Axes of LayerNorm: the channels (the authors' slimStreamQ), or all axes of a sample (the code of Stream Q)."""
     initial_sparsity: Annotated[float, PROBABILITY] = 0.9
     """Share of initially zero weights among the inputs of each unit; at least one weight is not zero."""
 
@@ -83,6 +83,7 @@ class Traces(NamedTuple):
 
 
 def make(config: StreamQConfig, spec: EnvSpec) -> Agent:
+    """Make the streaming agent: network, traces, and an update for one step."""
     from isqn.networks import make_network
 
     scheme, decay = config.target_scheme, config.discount * config.trace_decay
@@ -101,7 +102,7 @@ def make(config: StreamQConfig, spec: EnvSpec) -> Agent:
         state: AgentState, frame: Array, reward: Array | None = None, ended: Array | None = None
     ) -> tuple[AgentState, Array]:
         """Add a frame and a reward to the statistics, then normalise the frame by them."""
-        statistics = normalisation.count(state.moments, frame, reward, ended, config.discount)
+        statistics = normalisation.update(state.moments, frame, reward, ended, config.discount)
         return state._replace(moments=statistics), normalisation.normalise_observation(statistics, frame)
 
     def update(state: AgentState, batch: Transition) -> tuple[AgentState, Metrics]:

@@ -1,4 +1,4 @@
-"""The paper's probes of a trained agent, on states from fresh games that it plays."""
+"""The paper's probes of a trained agent, on states from new episodes that it plays."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from isqn.agents import normalisation
-from isqn.agents.base import target_schedule
+from isqn.agents.base import AgentState, target_schedule
 from isqn.envs import toy
 from isqn.envs.adapter import Environment, make_environment
 from isqn.keys import host_generator
@@ -36,7 +36,7 @@ COLUMNS = {
 }
 
 
-def available(config: Any) -> tuple[str, ...]:
+def list_metrics(config: Any) -> tuple[str, ...]:
     """Return the metrics that are defined for an agent."""
     has_held_out = config.replace(analysis=True).held_out_size > 0  # churn and cosines are measured in updates
     missing = set() if has_held_out else {"target-churn", "gradient-cosine"}
@@ -51,33 +51,29 @@ def probe_run(
     """Return the probes of a trained agent: rank and dormant units on `samples` states, churn and cosines in updates.
 
     The `updates` gradient steps begin with a target update, as the paper's target period does. They learn from the
-    fresh games, and the targets are updated when that is due.
+    new episodes, and the targets are updated when that is due.
     """
     config: Any = read_config(run_dir)
     require_environment_agent(config, "`isqn probe`")
-    metrics = metrics or available(config)
+    metrics = metrics or list_metrics(config)
     for metric in metrics:
-        if metric not in available(config):
+        if metric not in list_metrics(config):
             raise UserError(
-                f"--metric {metric} is not for {config.label}; choose one of {', '.join(available(config))}."
+                f"--metric {metric} is not for {config.label}; choose one of {', '.join(list_metrics(config))}."
             )
     with naming_missing_imports(run_dir):
         env = make_environment(config.env_id, protocol=config.protocol)
+        trained = make_run_agent(config, env.spec)
     with env:
-        return _probe(config, run_dir, env, metrics, which, samples, updates, seed)
+        state, step = load_agent_state(run_dir, trained, which)
+        values = _measure(config, env, state, metrics, samples, updates, seed)
+    columns = [column for metric in metrics for column in COLUMNS[metric]]
+    return {"label": config.label, "step": step, **{name: values[name] for name in columns}}
 
 
-def _probe(
-    config: Any,
-    run_dir: Path,
-    env: Environment,
-    metrics: tuple[str, ...],
-    which: str,
-    samples: int,
-    updates: int,
-    seed: int,
-) -> dict[str, Any]:
-    state, step = load_agent_state(run_dir, make_run_agent(config, env.spec), which)
+def _measure(
+    config: Any, env: Environment, state: AgentState, metrics: tuple[str, ...], samples: int, updates: int, seed: int
+) -> dict[str, float]:
     rows = samples + config.num_steps_return
     config = config.replace(analysis=True)
     agent = make_run_agent(config, env.spec)
@@ -86,7 +82,7 @@ def _probe(
         state = call.refresh(state._replace(probe=jax.tree.map(jnp.copy, state.params)))
 
     # A step takes at most two rows.
-    replay, explored = online.replay_factory(config, env.spec, rows=2 * rows)(), list[bool]()
+    replay, explored = online.make_replay_factory(config, env.spec, rows=2 * rows)(), list[bool]()
 
     def choose(step: int, episode: int) -> Any:
         choice = call.act(state, replay.observation(), config.last_epsilon, step, episode)
@@ -123,8 +119,7 @@ def _probe(
             elif schedule.is_sync_due(step_of_update):
                 state = call.sync(state)
         values |= fetch_means(totals, updates)
-    columns = [column for metric in metrics for column in COLUMNS[metric]]
-    return {"label": config.label, "step": step, **{name: values[name] for name in columns}}
+    return values
 
 
 class KnownValues(NamedTuple):

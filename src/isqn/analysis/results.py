@@ -82,7 +82,7 @@ def read_run(folder: Path, config: Any, task: str, method: str) -> Run:
     with _report_damage(folder / "summary.json"):
         for name, kind in SUMMARY_TYPES.items():
             if not isinstance(summary.get(name, kind()), kind):
-                raise TypeError(f"{name} is no {kind.__name__}")
+                raise TypeError(f"{name} is not of type {kind.__name__}")
     with _report_damage(folder / "metrics.csv"):
         metrics = _read_columns(folder / "metrics.csv")
     with _report_damage(folder / "measures.csv"):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from isqn import __version__
-from isqn.cli.parse import UsageError, parse_global_flags
+from isqn.cli.parse import HELP_ENDING, UsageError, parse_global_flags
 from isqn.config.fields import nearest
 from isqn.exits import FAILED, INTERRUPTED, KEYBOARD, USAGE
 from isqn.imports import import_all
@@ -24,7 +24,25 @@ isqn {__version__}: deep Q-learning without a target network.
   isqn train dqn --env-id isqn/Chain-v0     train on a toy problem with known values, in seconds
   isqn study online-plain --dry-run         plan a study of the paper, scaled down to two cores
   isqn COMMAND --help                       train, resume, study, report, eval, play, data, probe, cost, list, doctor
-The method is implemented in src/isqn/schemes.py and src/isqn/losses.py."""
+The method is in the modules isqn.schemes and isqn.losses."""
+
+HELP = f"""\
+usage: isqn COMMAND [flags]
+
+  train AGENT  Train an agent (dqn, stream-q, sac, cql or ilql), and print the run folder.
+  resume       Continue a run that was stopped or killed.
+  study        Train the missing runs of a study, such as a figure of the paper, and write its report.
+  report       Write statistics, figures and one HTML page about runs.
+  eval         Evaluate a trained agent, and print its returns.
+  play         Show the guesses of a trained Wordle agent.
+  data         Collect, convert and inspect datasets for offline learning.
+  probe        Measure feature rank, dormant units, target churn and gradient cosines of a trained network.
+  cost         Print parameters, FLOPs and memory of every target scheme, without training.
+  list         List environments, presets, studies, schemes, losses or agents.
+  doctor       Print versions, devices, and the time of each part of a training step.
+
+`isqn COMMAND --help` lists the flags of a command. `isqn --version` prints the version.
+{HELP_ENDING}"""
 
 
 COMMANDS = {  # name -> the module of this package that runs it, imported when it is called, so that others are fast
@@ -45,8 +63,11 @@ COMMANDS = {  # name -> the module of this package that runs it, imported when i
 def main(argv: list[str] | None = None) -> int:
     """Run a command line; return its exit code."""
     argv = list(sys.argv[1:] if argv is None else argv)
-    if not argv or argv[0] in ("-h", "--help"):
+    if not argv:
         print(WELCOME)
+        return 0
+    if argv[0] in ("-h", "--help"):
+        print(HELP)
         return 0
     if argv[0] == "--version":
         print(__version__)

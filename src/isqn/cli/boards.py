@@ -7,10 +7,10 @@ import os
 import sys
 from typing import Any
 
-from isqn.train.progress import count
+from isqn.train.progress import format_count
 from isqn.types import UserError
 
-MANY_WORDS = 2_500  # for longer lists, the players by rule take minutes
+MANY_WORDS = 2_500  # for longer lists, the scripted players take minutes
 
 
 def evaluate(options: Any) -> int:
@@ -29,10 +29,11 @@ def evaluate(options: Any) -> int:
             raise UserError(f"{name} is not for runs of `isqn train ilql`; {instead}.")
     if options.html and options.html.is_dir():
         raise UserError(f"--html {options.html} is a folder; give a file, such as {options.html / 'boards.html'}.")
-    config, state, step = training.load_writer(options.run_dir, options.which, options.acting_rule, options.beta)
+    decoding = options.acting_rule, options.beta
+    config, state, step = training.load_language_agent(options.run_dir, options.which, *decoding)
     words = play.load_word_list(config)
     hidden = play.draw_hidden_words(words, options.episodes, options.seed)
-    games = play.compile_writer(config).play(state, hidden, options.seed)
+    games = play.compile_decoder(config).play(state, hidden, options.seed)
     returns, statistics = games.returns, play.guess_statistics(games, words)
     learned_from = record.read_summary(options.run_dir).get("learned_from")
     scripted = {}
@@ -56,17 +57,19 @@ def evaluate(options: Any) -> int:
             for (word, guesses), total in zip(boards, returns, strict=True)
         ],
     }
-    mean = f"{returns.mean():.2f} ± {returns.std():.2f} over {count(len(returns), 'game')}"
+    mean = f"{returns.mean():.2f} ± {returns.std():.2f} over {format_count(len(returns), 'game')}"
     line = f"{config.label} on {config.env_id} at step {step:,}, beta {config.inverse_temperature:g}: {mean}"
-    shares = f"{games.solved.mean():.0%} found; of the guesses {statistics['valid_share']:.0%} of five letters, "
-    shares += (
-        f"{statistics['dictionary_share']:.0%} in the list, {statistics['consistent_share']:.0%} as the clues allow"
+    shares = (
+        f"words found: {games.solved.mean():.0%}; guesses of five letters: {statistics['valid_share']:.0%}, "
+        f"in the word list: {statistics['dictionary_share']:.0%}, "
+        f"consistent with all clues: {statistics['consistent_share']:.0%}"
     )
     lines = [shares, *([f"learned from {learned_from['games']}"] if learned_from else [])]
     if scripted:
-        means = f"any word {scripted['random']:.2f}, any that the clues allow {scripted['consistent']:.2f}"
         lines.append(
-            f"players by rule on the same words: {means}, the most telling of these {scripted['informed']:.2f}"
+            f"mean return of scripted players on the same words: a random word {scripted['random']:.2f}, "
+            f"a random consistent word {scripted['consistent']:.2f}, "
+            f"the most informative consistent word {scripted['informed']:.2f}"
         )
     if options.html:
         options.html.parent.mkdir(parents=True, exist_ok=True)

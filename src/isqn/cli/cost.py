@@ -57,7 +57,7 @@ def run(args: Sequence[str]) -> int:
         print(json.dumps({**about, "schemes": rows}))
         return 0
     actions = f"actions of {spec.num_actions} numbers" if spec.is_continuous else f"{spec.num_actions} actions"
-    saved = "saved: of all parameters of target-based learning, copies too"
+    saved = "saved: share of all parameters of target-based learning, its target network included"
     print(f"\r{spec.id}, {actions}, preset {options.preset}; {saved}")
     print(*_lines(config, spec, work, rows), sep="\n")
     return 0
@@ -101,9 +101,9 @@ def _lines(config: Any, spec: Any, work: str, rows: list[dict[str, Any]]) -> Ite
     decimals = 1 if rows[0]["total_bytes"] > 1e6 else 3
     saved = {"saved": "saved_share"}
     if spec.is_continuous:
-        saved["of the critic"] = "saved_share_of_critic"
+        saved["saved in critic"] = "saved_share_of_critic"
     columns = [f"{names.get(part, part)} MB" for part in shown]
-    header = ("scheme", "parameters", "copied", "kept in all", *saved, f"MFLOP/{work}", *columns)
+    header = ("scheme", "trained parameters", "target networks", "all parameters", *saved, f"MFLOP/{work}", *columns)
     body = [
         (
             row["label"],

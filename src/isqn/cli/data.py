@@ -14,8 +14,8 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from isqn.cli.parse import UsageError, arg, parse, require_at_least_one, require_probability, require_seed
-from isqn.cli.tables import number
 from isqn.config.fields import nearest, nearest_path
+from isqn.train.progress import format_count
 from isqn.types import UserError
 
 
@@ -28,7 +28,7 @@ class Collect:
     out: Annotated[Path, arg("FOLDER", aliases=["-o"])]
     """Folder of the new dataset. If the command is stopped, run it again to resume it."""
     steps: int = 100_000
-    """Minimum number of agent steps; the last game is played to its end."""
+    """Minimum number of agent steps; the last episode (on Atari, game) is played to its end."""
     seed: int = 100
     """Seed of the environment and of the agent."""
     epsilon: Annotated[float | None, arg("FLOAT", "0.001, or 0 for sac")] = None
@@ -96,7 +96,7 @@ class Convert:
     fraction: float = 1.0
     """Fraction of each checkpoint, in (0, 1]."""
     checkpoints: int = 50
-    """For a dataset of isqn with --subset first: number of parts that stand for checkpoints."""
+    """For a dataset of isqn with --subset first: number of equal parts; the first transitions of each are taken."""
     seed: int = 0
     """Seed of --subset random-episodes."""
     quiet: bool = False
@@ -174,7 +174,7 @@ def inspect_dataset(args: Sequence[str]) -> int:
         return 0
     print(*_description_lines(summary), sep="\n")
     if options.verify:
-        print(f"verified: {number(len(dataset.index['files']), 'file is', 'files are')} as written")
+        print(f"verified: {format_count(len(dataset.index['files']), 'file is', 'files are')} as written")
     return 0
 
 
@@ -195,19 +195,21 @@ def _print_description(folder: Path, has_changed: bool, quiet: bool, output: Pat
 
 
 def _description_lines(summary: dict[str, Any]) -> Iterator[str]:
-    how = f", {summary['subset']} {summary['fraction']:.3g} of {number(summary['num_checkpoints'], 'part', 'parts')}"
+    from isqn.data.dataset import UNKNOWN_POLICY
+
+    how = f", {summary['subset']} {summary['fraction']:.3g} of {format_count(summary['num_checkpoints'], 'part')}"
     part = "" if summary["subset"] == "all" else how
     source = f", from {summary['source']}" if summary["source"] else ""
-    yield f"{summary['env_id']} ({summary['protocol']}), played by {summary['policy']}{source}{part}"
-    yield f"{summary['transitions']:,} transitions, {number(summary['episodes'], 'episode', 'episodes')}, " + (
-        f"{summary['terminated']:,} of them to a terminal state"
-    )
+    policy = "an unknown policy" if summary["policy"] == UNKNOWN_POLICY else summary["policy"]
+    yield f"{summary['env_id']} ({summary['protocol']}), played by {policy}{source}{part}"
+    episodes = f"{format_count(summary['episodes'], 'episode')}, of which {summary['terminated']:,} terminated"
+    yield f"{summary['transitions']:,} transitions, {episodes}"
     size = f"{summary['bytes'] / 1e6:,.1f} MB" if summary["bytes"] >= 1e5 else f"{summary['bytes'] / 1e3:.1f} kB"
     yield f"{size}, {summary['bytes_per_transition']:.1f} bytes a transition"
     for name in ("returns", "lengths"):
         stats = summary[name]
-        middle = f"middle half {stats['quarter']:.6g} to {stats['three_quarters']:.6g}"
-        yield f"{name}: mean {stats['mean']:.6g}, {middle}, from {stats['least']:.6g} to {stats['most']:.6g}"
+        quartiles = f"quartiles {stats['quarter']:.6g} and {stats['three_quarters']:.6g}"
+        yield f"{name}: mean {stats['mean']:.6g}, {quartiles}, from {stats['least']:.6g} to {stats['most']:.6g}"
     if "actions" in summary:
         yield "actions: " + "  ".join(f"{number}: {share:.1%}" for number, share in enumerate(summary["actions"]))
     for note in summary["notes"]:

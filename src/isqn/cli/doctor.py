@@ -37,8 +37,8 @@ def run(args: Sequence[str]) -> int:
     if report["problem"]:
         print(report["problem"])
         return 0
-    print(f"\none step of preset {options.preset}, in ms (median, and the middle half of the calls):")
+    print(f"\none step of preset {options.preset}, in ms (median and quartiles of the calls):")
     for part, (median, low, high) in report["milliseconds"].items():
-        print(f"{part:12s} {median:9.3f}   {low:.3f} to {high:.3f}")
+        print(f"{part:12s} {median:9.3f}   {low:.3f} and {high:.3f}")
     print(report["verdict"])
     return 0

@@ -14,7 +14,7 @@ import tyro
 
 from isqn.agents.registry import find_agent
 from isqn.cli.parse import arg, parse, require_at_least_one, require_beta, require_probability, require_seed
-from isqn.train.progress import count
+from isqn.train.progress import format_count
 from isqn.types import UserError
 
 
@@ -25,7 +25,7 @@ class Eval:
     run_dir: Annotated[tyro.conf.Positional[Path], arg("RUN_DIR")]
     """Run folder."""
     episodes: int = 10
-    """Number of games."""
+    """Number of episodes; on Atari, whole games over all lives."""
     seed: int = 100
     """Seed of the environment and of the agent."""
     epsilon: Annotated[float | None, arg("FLOAT", "0.001, or 0 for sac")] = None
@@ -39,7 +39,7 @@ class Eval:
     html: Annotated[Path | None, arg("PATH")] = None
     """For ilql: also write the boards of all games to this HTML file."""
     capture_video: bool = False
-    """Record the first game to RUN_DIR/videos."""
+    """Record the first episode to RUN_DIR/videos."""
     json: bool = False
     """Print one JSON object."""
 
@@ -58,7 +58,7 @@ def run(args: Sequence[str]) -> int:
         return boards.evaluate(options)
     for name, given in (("--beta", options.beta), ("--html", options.html)):
         if given is not None:
-            raise UserError(f"{name} is for runs of `isqn train ilql`, and {options.run_dir} is none.")
+            raise UserError(f"{name} is for runs of `isqn train ilql`, and {options.run_dir} is not one.")
     return _evaluate(options)
 
 
@@ -110,7 +110,7 @@ def _evaluate(options: Eval) -> int:
         return 0
     for episode in results:
         print(f"return {episode.episodic_return:10.2f}   length {episode.length:6d}   seed {episode.seed}")
-    mean = f"{returns.mean():.2f} ± {returns.std():.2f} over {count(len(results), 'game')}"
+    mean = f"{returns.mean():.2f} ± {returns.std():.2f} over {format_count(len(results), 'episode')}"
     print(f"{config.label} on {env.spec.id} at step {step:,}: {mean}")
     if video:
         print(video)

@@ -15,16 +15,24 @@ from isqn.cli.tables import table
 from isqn.config.fields import nearest
 from isqn.losses import LOSSES
 from isqn.presets import all_presets
-from isqn.train.progress import count
+from isqn.schemes import SCHEMES, TargetScheme
+from isqn.train.progress import format_count
 
 LISTS = ("envs", "presets", "studies", "schemes", "losses", "agents")
+HEADER = {  # of `isqn list schemes`; the other lists have the names of their JSON fields
+    "name": "scheme",
+    "label": "label for --k 3",
+    "heads": "heads",
+    "copies": "older networks",
+    "targets": "head that each online head learns from",
+}
 
 
 @dataclass(frozen=True)
 class List:
     """List the environments, presets, studies, schemes, losses or agents of the package."""
 
-    what: Annotated[tyro.conf.Positional[str], arg("LIST")]
+    what: Annotated[tyro.conf.Positional[str], arg("WHAT")]
     """One of envs, presets, studies, schemes, losses or agents."""
     json: bool = False
     """Print a JSON list."""
@@ -38,14 +46,14 @@ def run(args: Sequence[str]) -> int:
     if options.json:
         print(json.dumps(rows))
         return 0
-    print(*table((), [tuple(row.values()) for row in rows]), sep="\n")
+    header = tuple(HEADER.values() if options.what == "schemes" else rows[0])
+    print(*table((), [header, *(tuple(row.values()) for row in rows)]), sep="\n")
     return 0
 
 
 def _listing(what: str) -> list[dict[str, str]]:
     """Return the rows of a list."""
     from isqn.envs.adapter import list_environments
-    from isqn.schemes import SCHEMES
 
     if what == "envs":
         return [{"id": row.id, "kind": row.kind, "loops": ", ".join(row.loops)} for row in list_environments()]
@@ -63,8 +71,9 @@ def _listing(what: str) -> list[dict[str, str]]:
             {
                 "name": name,
                 "label": make(3).label("DQN"),
-                "heads": count(make(3).num_heads, "head"),
-                "copies": count(make(3).num_copies, "copy", "copies"),
+                "heads": format_count(make(3).num_heads, "head"),
+                "copies": format_count(make(3).num_copies, "copy", "copies"),
+                "targets": _describe_targets(make(3)),
             }
             for name, make in SCHEMES.items()
         ]
@@ -74,3 +83,9 @@ def _listing(what: str) -> list[dict[str, str]]:
         {"name": name, "label": loss.label, "description": (loss.function.__doc__ or "").split("\n")[0]}
         for name, loss in LOSSES.items()
     ]
+
+
+def _describe_targets(scheme: TargetScheme) -> str:
+    """Return the target head of each online head: "1 from 0, 2 from 1"."""
+    pairs = ", ".join(f"{online} from {target}" for online, target in zip(scheme.online, scheme.target, strict=True))
+    return pairs + (" of an older network" if scheme.num_copies == 1 else " of older networks" * bool(scheme.copy))

@@ -13,6 +13,7 @@ import tyro
 from isqn.cli.boards import use_colour
 from isqn.cli.parse import arg, parse, require_at_least_one, require_beta, require_seed
 from isqn.cli.tables import table
+from isqn.train.progress import format_count
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,8 @@ def run(args: Sequence[str]) -> int:
     require_at_least_one("top", options.top)
     require_seed(options.seed)
     require_beta(options.beta)
-    config, state, step = training.load_writer(options.run_dir, options.which, options.acting_rule, options.beta)
+    decoding = options.acting_rule, options.beta
+    config, state, step = training.load_language_agent(options.run_dir, options.which, *decoding)
     words = play.load_word_list(config)
     games, turns = play.trace_game(config, state, word, options.top, options.seed)
     if options.json:
@@ -74,6 +76,7 @@ def run(args: Sequence[str]) -> int:
             (c.word, f"{100 * c.probability:.2g} %", f"{100 * c.policy_probability:.2g} %", f"{c.value:.2f}")
             for c in turn.candidates
         ]
-        print(*(f"   {line}" for line in table(("word", "chosen", "policy", "Q"), shown)), sep="\n")
-    print(f"\n{word}: found with guess {len(turns)}" if games.solved[0] else f"\n{word}: not found")
+        print(*(f"   {line}" for line in table(("word", "agent", "policy alone", "Q"), shown)), sep="\n")
+    solved = f"solved in {format_count(len(turns), 'guess', 'guesses')}" if games.solved[0] else "not solved"
+    print(f"\n{word}: {solved}")
     return 0

@@ -28,11 +28,11 @@ class Probe:
     which: Literal["last", "best"] = "last"
     """Checkpoint: the newest, or the one after the best epoch."""
     samples: int = 2048
-    """Number of states, from new games of the agent."""
+    """Number of states, from new episodes of the agent."""
     updates: int = 100
     """Number of gradient steps over which churn and cosines are averaged; the trained agent is not changed."""
     seed: int = 100
-    """Seed of the games."""
+    """Seed of these episodes."""
     json: bool = False
     """Print one JSON object."""
 

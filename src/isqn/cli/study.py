@@ -50,7 +50,7 @@ class StudyRun:
     """Number of hosts per ILQL run, with --engine ray or slurm."""
     cluster: Literal["slurm", "local"] = "slurm"
     """Cluster of the SLURM engine; local runs its jobs on this machine, without SLURM, as a test."""
-    slurm: Annotated[tuple[str, ...], arg("KEY=VALUE ...")] = ()
+    slurm: Annotated[tuple[str, ...], arg("KEY=VALUE ...", "none")] = ()
     """Settings of submitit, such as slurm_partition=cpu timeout_min=600."""
     dry_run: bool = False
     """Do not train; list the runs with their parameters, memory and time."""
@@ -74,7 +74,7 @@ def run(args: Sequence[str]) -> int:
         study = read_study(Path(options.name))
     elif (Path(options.name) / "study.toml").is_file():
         file = Path(options.name) / "study.toml"
-        raise UserError(f"{options.name} is a folder; `isqn study {file} --out {options.name}` goes on with its study.")
+        raise UserError(f"{options.name} is a study folder; resume it with `isqn study {file} --out {options.name}`.")
     else:
         study = find_study(options.name, options.scale or "mini")
     study = study.only(options.tasks, options.seeds).with_imports(imported)
@@ -82,7 +82,7 @@ def run(args: Sequence[str]) -> int:
         print(to_toml(study), end="")
         return 0
     from isqn.study import drive, engines
-    from isqn.train.progress import count, say
+    from isqn.train.progress import format_count, say
     from isqn.train.run import loop_of
 
     engines.require_flags(options.engine, options.address, options.gpus, options.cluster, options.slurm, options.hosts)
@@ -114,11 +114,12 @@ def run(args: Sequence[str]) -> int:
         )
         outcome = drive.train(study, out, engine, seeds_per_job=options.seeds_per_job, quiet=options.quiet)
     if not options.quiet:
-        say(f"{outcome.finished} of {outcome.total} runs are there")
+        say(f"{outcome.finished} of {outcome.total} runs have finished")
     if outcome.failed:
+        failed = format_count(len(outcome.failed), "job")
         say(
-            f"isqn: {count(len(outcome.failed), 'job')} failed; the same command tries again, and `isqn report {out} "
-            "--missing drop` shows the seeds that all methods have"
+            f"isqn: {failed} failed; the same command tries again, and `isqn report {out} --missing drop` shows the "
+            "seeds that all methods have"
         )
         return 1
     if not options.report:
@@ -129,7 +130,7 @@ def run(args: Sequence[str]) -> int:
 
 def _dry_run(study: Any, out: Path | None, workers: int, seeds_per_job: int) -> int:
     from isqn.study import drive
-    from isqn.train.progress import count, duration
+    from isqn.train.progress import duration, format_count
 
     rows: list[tuple[str, ...]] = []
     with redirect_stdout(sys.stderr), TemporaryDirectory() as empty:  # a part of a study needs no --out here
@@ -151,8 +152,8 @@ def _dry_run(study: Any, out: Path | None, workers: int, seeds_per_job: int) -> 
     header = ("task", "method", "runs", "to train", "steps", "parameters", "GB a job", "time of its jobs")
     print(*table(header, rows), sep="\n")
     runs, runs_left = sum(row.runs for row in planned), sum(row.to_do for row in planned)
-    time = f"about {duration(seconds)} with {count(workers, 'worker')} on this machine"
+    time = f"about {duration(seconds)} with {format_count(workers, 'worker')} on this machine"
     print(f"{runs_left} of {runs} runs to train{f' in {out}' if out else ''}: {time}.")
     if logs:
-        print(f"Before that, {count(len(logs), 'dataset')} to log, whose time is not counted.")
+        print(f"Before that, {format_count(len(logs), 'dataset')} to log, whose time is not counted.")
     return 0

@@ -1,4 +1,4 @@
-"""Tables and counts as text."""
+"""Tables as text."""
 
 from __future__ import annotations
 
@@ -15,8 +15,3 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]
             for column, (cell, width) in enumerate(zip(line, widths, strict=True))
         ]
         yield "  ".join(cells).rstrip()
-
-
-def number(count: int, one: str, many: str) -> str:
-    """Return a number with its noun in the singular or the plural."""
-    return f"{count:,} {one if count == 1 else many}"

@@ -27,7 +27,9 @@ Config = TypeVar("Config")
 class Train(Generic[Config]):
     """Train an agent, and print the folder of the run.
 
-    The defaults below are those of one preset. `--preset NAME --help` shows those of another.
+    The defaults come from a preset: the one that --preset names, or else the one that fits --env-id. Those below are
+    for this command line; `isqn train AGENT --env-id ID --help` shows those for your environment. A setting with two
+    flags, such as `--k, --num-bellman-iterations`, has the name of the last one in config.toml and in studies.
     """
 
     config: tyro.conf.OmitArgPrefixes[Config]
@@ -88,7 +90,7 @@ def run(args: Sequence[str]) -> int:
 
 
 def _list_agents() -> int:
-    print("usage: isqn train AGENT [flags]\n")
+    print("usage: isqn train [AGENT] [flags]\n\nWithout AGENT, the agent is that of --config FILE, or dqn.\n")
     print(*table((), [(f"  isqn train {name}", find_agent(name).summary) for name in agent_names()]), sep="\n")
     print(f"\n`isqn train AGENT --help` lists every setting of an agent.\n{HELP_ENDING}")
     return 0

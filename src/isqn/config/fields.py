@@ -97,6 +97,7 @@ INPUT_PATH = Mark("path that a run reads; it may change too, because checkpoints
 
 
 NONE_OR_NUMBER = tyro.conf.arg(metavar="None|FLOAT")  # tyro's own words are {None}|FLOAT
+EMPTY_IS_NONE = tyro.conf.arg(help_behavior_hint=lambda default: f"(default: {default or 'none'})")  # for a tuple
 
 
 def alias(*names: str) -> Any:
@@ -135,7 +136,7 @@ def name_settings() -> ContextDecorator:
 # -- reading the rules
 
 
-def marks(kind: type, mark: Any) -> dict[str, Any]:
+def find_rules(kind: type, mark: Any) -> dict[str, Any]:
     """Return the rules of one type in a config: field -> rule."""
     return {
         name: rule
@@ -165,7 +166,7 @@ def _annotations(kind: type) -> dict[str, tuple[Any, ...]]:
 
 
 @cache
-def docs(kind: type) -> dict[str, str]:
+def read_docs(kind: type) -> dict[str, str]:
     """Return the docstring of each field, which is its line in `--help` and its comment in `config.toml`."""
     all_docs: dict[str, str] = {}
     for part in reversed(kind.__mro__):
@@ -213,7 +214,7 @@ def check(config: Any) -> None:
     kind = type(config)
     for name, hint in field_types(kind).items():
         object.__setattr__(config, name, _checked(name, getattr(config, name), hint))
-    for name, bounds in marks(kind, Range).items():
+    for name, bounds in find_rules(kind, Range).items():
         value = getattr(config, name)
         require(config, name, value is None or value in bounds, str(bounds))
 
@@ -256,13 +257,13 @@ def whole_number_rule(value: float) -> str:
 
 
 def has_effect(name: str, config: Any) -> bool:
-    rule = marks(type(config), Needs).get(name)
+    rule = find_rules(type(config), Needs).get(name)
     return rule is None or rule.condition(config)
 
 
 def require_effect(config: Any, base: Any) -> None:
     """Refuse a changed setting that has no effect in this run."""
-    for name, rule in marks(type(config), Needs).items():
+    for name, rule in find_rules(type(config), Needs).items():
         if getattr(config, name) != getattr(base, name) and not rule.condition(config):
             raise UserError(f"{flag(name)} has no effect in this run: it needs {rule.words}.")
 

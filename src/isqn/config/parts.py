@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, Self
 from isqn.config.fields import (
     AT_LEAST_ONE,
     AT_LEAST_ZERO,
+    EMPTY_IS_NONE,
     POSITIVE,
     PROBABILITY,
     SIZE,
@@ -30,7 +31,7 @@ class GreedyHeads(Run):
     """Settings of agents that choose the action with the highest value."""
 
     acting_rule: Literal["uniform", "episode", "mean", "last"] = "uniform"
-    """Acting head: drawn at each step (uniform, the paper's) or each episode, the mean of all heads, or the last."""
+    """Acting head: drawn at each step (uniform, the paper's) or episode, the mean of the online heads, or the last."""
 
     evaluation_epsilon = 0.001
     last_epsilon = 0.01
@@ -78,7 +79,7 @@ class Replay(Batches):
     """Settings of agents that learn from a replay buffer."""
 
     buffer_size: Annotated[int, AT_LEAST_ONE] = 50_000
-    """Capacity of the replay buffer in rows: one per step, and one for the last observation of an episode."""
+    """Capacity of the replay buffer in rows: one per step and, in the host loop, one more per episode (its end)."""
     learning_starts: LearningStarts = 1_000
     """Agent steps before the first gradient step."""
 
@@ -112,7 +113,7 @@ class Adam(Run):
 class PairWeights(Run):
     """Settings of the weights of the pairs in the loss."""
 
-    head_weights: tuple[float, ...] = ()
+    head_weights: Annotated[tuple[float, ...], EMPTY_IS_NONE] = ()
     """Weight of each pair of heads in the loss; if empty, all are 1."""
     head_weight_discount: Annotated[float, AT_LEAST_ZERO] = 1.0
     """Ratio between the weights of successive pairs. Paper: 0.25 in continuous control."""
@@ -147,8 +148,8 @@ class MetaGradient(PairWeights, GreedyHeads):
         require(self, "batch_norm", not self.uses_batch_norm, rule)
         require(self, "head_weights", not self.head_weights, rule)
         require(self, "head_weight_discount", self.head_weight_discount == 1, rule)
-        uniform = self.acting_rule == "uniform"
-        require(self, "acting_rule", uniform, "must be uniform with --meta-gradient, which weighs the draw")
+        rule = "must be uniform with --meta-gradient, which draws the head by the learned weights"
+        require(self, "acting_rule", self.acting_rule == "uniform", rule)
 
     def acting_by(self, rule: str) -> Self:
         """Return the config with another acting rule, which does not use the learned weights."""
@@ -168,7 +169,7 @@ class PairLoss(Run):
     mellowmax_temperature: Annotated[float, POSITIVE, needs("loss", "mellowmax")] = 30.0
     """Temperature of MellowMax (omega); larger is closer to the maximum. Paper: 1000 on Breakout, 30 on Seaquest."""
     munchausen_temperature: Annotated[float, POSITIVE, needs("loss", "munchausen")] = 0.03
-    """Temperature of the Munchausen policy (tau)."""
+    """Temperature of the Munchausen policy (tau of Vieillard et al. 2020; not --tau)."""
     munchausen_weight: Annotated[float, needs("loss", "munchausen")] = 0.9
     """Weight of the Munchausen log-policy bonus (alpha)."""
     munchausen_clip: Annotated[float, Range(high=0), needs("loss", "munchausen")] = -1.0

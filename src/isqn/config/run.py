@@ -84,7 +84,7 @@ class Run:
     checkpoint_minutes: Annotated[float, AT_LEAST_ZERO, MAY_CHANGE] = 10.0
     """Minutes between checkpoints within an epoch; there is always a checkpoint at its end."""
     analysis: bool = False
-    """Record the paper's probes in metrics.csv: feature rank, dormant units, target churn, gradient cosines."""
+    """Record probes in metrics.csv: feature rank, dormant units, head cosine; dqn, stream-q: also churn and cosines."""
     analysis_samples: Annotated[int, Range(1, 100_000)] = 2_048
     """Number of states that the probes evaluate."""
     track: Annotated[Literal["none", "tensorboard", "wandb", "trackio"], MAY_CHANGE] = "none"
@@ -191,17 +191,17 @@ class Run:
 
     def resume_fields(self) -> dict[str, Any]:
         """Return the settings that must not change between a stop and a resume, as JSON values."""
-        may_change = {*fields.marks(type(self), MAY_CHANGE), *fields.marks(type(self), INPUT_PATH)}
+        may_change = {*fields.find_rules(type(self), MAY_CHANGE), *fields.find_rules(type(self), INPUT_PATH)}
         settings = {"agent": self.agent} | {n: v for n, v in dataclasses.asdict(self).items() if n not in may_change}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in settings.items()}
 
     @property
     def input_paths(self) -> dict[str, str]:
         """Paths that a run reads: setting -> path."""
-        paths = {name: getattr(self, name) for name in fields.marks(type(self), INPUT_PATH)}
+        paths = {name: getattr(self, name) for name in fields.find_rules(type(self), INPUT_PATH)}
         return {name: path for name, path in paths.items() if path}
 
-    def of_seed(self, index: int) -> Self:
+    def with_seed_index(self, index: int) -> Self:
         """Return the config of one of the `num_seeds` runs of a program, as of a run of its own."""
         return self.replace(seed=self.seed + index, **({"num_seeds": 1} if self.num_seeds != 1 else {}))
 
@@ -217,9 +217,9 @@ class Interaction(Run):
     """Settings of a run that learns while it acts in an environment."""
 
     protocol: str = "auto"
-    """Rules of play. Atari: machado2018 (auto), streaming, reference; dm_control: action-repeat-2 (auto) etc."""
+    """Protocol. Atari: machado2018, streaming, reference; dm_control: action-repeat-2, -1, -4, -8. auto: the first."""
     max_episode_steps: Annotated[int, AT_LEAST_ONE] = 27_000
-    """Agent steps after which an episode is truncated (H)."""
+    """Agent steps after which an episode is truncated (H), beside any limit of the environment."""
     total_timesteps: Annotated[int, AT_LEAST_ONE, MAY_CHANGE] = 50_000
     """Number of agent steps; in the host loop, each epoch continues to the end of its last episode."""
     epoch_steps: Annotated[int, AT_LEAST_ONE] = 5_000
@@ -285,9 +285,9 @@ class FromDataset(Offline):
     dataset: Annotated[str, INPUT_PATH] = ""
     """Folder of the dataset to learn from (made by `isqn data`). It also sets the environment."""
     protocol: str = "auto"
-    """Preprocessing protocol, as for `isqn train dqn`. auto: the protocol of the dataset."""
+    """Protocol of Atari or dm_control, as for `isqn train dqn`. auto: the protocol of the dataset."""
     max_episode_steps: Annotated[int, AT_LEAST_ONE] = 27_000
-    """Agent steps after which an episode is truncated (H)."""
+    """Agent steps after which an episode is truncated (H), beside any limit of the environment."""
     reward_clip: RewardClip = None
     """Clip rewards to [-c, c] for learning; None: no clipping. Reported returns are never clipped."""
     evaluation_steps: Annotated[int, AT_LEAST_ZERO] = 10_000

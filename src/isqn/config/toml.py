@@ -8,7 +8,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from isqn.config.fields import docs, nearest_path
+from isqn.config.fields import nearest_path, read_docs
 from isqn.types import UserError
 
 
@@ -16,7 +16,7 @@ def to_toml(config: Any) -> str:
     """Return a config as TOML, with the docstring of each setting as a comment."""
     kind: type = type(config)
     lines = ["# Agent: the first word of `isqn train`.", f"agent = {toml_value(config.agent)}"]
-    for name, doc in docs(kind).items():
+    for name, doc in read_docs(kind).items():
         value = getattr(config, name)
         lines += [f"# {line}".rstrip() for line in doc.splitlines()]
         lines.append(f"# {name} is not set" if value is None else f"{name} = {toml_value(value)}")

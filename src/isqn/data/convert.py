@@ -27,7 +27,8 @@ def check_subset(subset: str, fraction: float, checkpoints: int, where: str = ""
         raise UserError(f"{where}fraction is {fraction!r}; it must be above 0 and at most 1.")
     if (subset == "all") != (fraction == 1):
         raise UserError(
-            f"{where}subset is {subset} and fraction {fraction:g}; of all it is 1, of first and random-episodes less."
+            f"{where}fraction is {fraction:g} and {where}subset {subset}; it must be 1 for all, and below 1 for first "
+            "and random-episodes."
         )
     if type(checkpoints) is not int or checkpoints < 1:
         raise UserError(f"{where}checkpoints is {checkpoints!r}; it must be a whole number of at least 1.")

@@ -48,6 +48,9 @@ class Piece(NamedTuple):
         return int((self.ends == INSIDE).sum())
 
 
+UNKNOWN_POLICY = "not said"  # in the index of a dataset whose source does not name the policy
+
+
 @dataclass(frozen=True)
 class Provenance:
     """Provenance of a dataset, copied to its index."""
@@ -236,7 +239,7 @@ class Dataset:
     def require_complete(self) -> None:
         """Refuse a dataset that is still being written, because its content would change."""
         if not self.index.get("complete", True):
-            raise UserError(f"{self.folder} is not complete; the command that made it goes on with it.")
+            raise UserError(f"{self.folder} is not complete; run the command that made it again.")
 
     @property
     def num_transitions(self) -> int:

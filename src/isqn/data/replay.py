@@ -38,10 +38,10 @@ class Memory:
 
     def __str__(self) -> str:
         if not self.compressed:
-            return f"{_megabytes(self.total)} for the replay when it is full"
+            return f"{_megabytes(self.total)} for a full replay buffer"
         return (
-            f"about {_megabytes(self.total)} for the replay when it is full (frames compressed as well as "
-            f"Atari's; at most {_megabytes(self.columns + self.max_frames)} if they do not compress at all)"
+            f"about {_megabytes(self.total)} for a full replay buffer, if frames compress as they do on Atari "
+            f"(at most {_megabytes(self.columns + self.max_frames)} if they do not compress)"
         )
 
 
@@ -243,7 +243,7 @@ class Replay:
         return {**columns, **self._frames.segment(number, count)}
 
     def _identity(self) -> Description:
-        """Settings that saved rows must share with this replay buffer."""
+        """Return the settings that saved rows must share with this replay buffer."""
         return {
             "format": 1,
             "capacity": self.capacity,

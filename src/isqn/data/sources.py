@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from isqn.data.dataset import MINARI, Dataset, Piece
+from isqn.data.dataset import MINARI, UNKNOWN_POLICY, Dataset, Piece
 from isqn.data.npy import NpyStream, read_column
 from isqn.data.sample import CONTEXT, INSIDE, TERMINATED, TRUNCATED
 from isqn.data.tfrecord import Example, read_examples
@@ -296,7 +296,7 @@ def minari(folder: Path, spec: EnvSpec, to_frame: Callable[[Any], Array]) -> Sou
             ends[-1] = TERMINATED if episode["terminations"][-1] else TRUNCATED
             yield Piece(frames, actions, np.append(episode["rewards"], 0).astype(np.float32), ends)
 
-    policy = str(storage.metadata.get("algorithm_name", "not said"))
+    policy = str(storage.metadata.get("algorithm_name", UNKNOWN_POLICY))
     part = Part("episodes", 0, int(storage.total_steps), pieces)
     return Source("minari", policy, [part], digest_files(_minari_data(folder).iterdir()))
 

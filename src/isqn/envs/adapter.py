@@ -102,7 +102,7 @@ class Environment:
         try:
             image = self.env.render() if self.env.render_mode == "rgb_array" else None
         except gym.error.DependencyNotInstalled as error:
-            raise UserError(f"{self.spec.id} cannot draw itself: {error}") from error
+            raise UserError(f"{self.spec.id} cannot be rendered: {error}") from error
         return image if isinstance(image, np.ndarray) else None
 
     def close(self) -> None:
@@ -221,7 +221,7 @@ def _unknown_id_error(env_id: str) -> UserError:
 
 
 def _is_legacy_atari_id(name: str) -> bool:
-    """Whether this is an id such as Pong-v4 or PongNoFrameskip-v4, which importing ale-py registers."""
+    """Return whether an id is a legacy one, such as Pong-v4 or PongNoFrameskip-v4, which importing ale-py registers."""
     match = re.fullmatch(r"(\w+?)(-ram)?(NoFrameskip|Deterministic)?-v[04]", name)
     return match is not None and f"ALE/{match[1]}-v5" in _list_atari_ids()
 
@@ -237,7 +237,7 @@ class EnvironmentRow(NamedTuple):
     """One row of `isqn list envs`."""
 
     id: str
-    kind: str  # toy, words, classic, MinAtar, own, Atari or dm_control
+    kind: str  # toy, Wordle, classic, MinAtar, user, Atari or dm_control
     loops: tuple[str, ...]  # host, and compiled if there is a JAX version
 
 

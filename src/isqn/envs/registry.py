@@ -16,7 +16,7 @@ from isqn.envs.native import NativeEnvironment, NativeGymnasium, native_environm
 
 
 class Entry(NamedTuple):
-    """Entry of the registry."""
+    """A registered environment: its group in `isqn list envs`, and its JAX version."""
 
     kind: str  # group in `isqn list envs`
     native: Callable[[], NativeEnvironment] | None  # function that makes the JAX version
@@ -30,7 +30,7 @@ def register_environment(
     native: NativeEnvironment | Callable[[], NativeEnvironment] | None = None,
     *,
     entry_point: str | Callable[..., gym.Env[Any, Any]] | None = None,
-    kind: str = "own",
+    kind: str = "user",
     **gymnasium_settings: Any,
 ) -> None:
     """Register an environment for `--env-id`, `isqn list envs` and `gymnasium.make`.
@@ -87,7 +87,7 @@ def register_own() -> None:
             kind="toy",
             kwargs={"name": env_id},
         )
-    register_environment("isqn/Wordle-v0", entry_point="isqn.language.game:WordleEnvironment", kind="words")
+    register_environment("isqn/Wordle-v0", entry_point="isqn.language.game:WordleEnvironment", kind="Wordle")
     for env_id in classic.IDS:
         register_environment(env_id, partial(_make_classic, env_id), kind="classic")
     for env_id in classic.CONTINUOUS_IDS:

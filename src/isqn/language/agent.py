@@ -1,7 +1,7 @@
 """Implicit language Q-learning (Snell et al. 2023) for every scheme: its config and its agent.
 
 A policy is cloned, the heads of a value network learn in pairs, and both together choose tokens. Learning is in
-`isqn.language.learning`, decoding in `isqn.language.writing`.
+`isqn.language.learning`, decoding in `isqn.language.decoding`.
 """
 
 from __future__ import annotations
@@ -165,14 +165,14 @@ class IlqlConfig(MovingHeads, PairWeights, Adam, Offline):
 
 
 def make(config: IlqlConfig, spec: TextSpec) -> Agent:
-    """Make the agent."""
+    """Make the language agent: value network, policy, learning and decoding."""
+    from isqn.language.decoding import make_decoder
     from isqn.language.heads import make_networks, without_v
     from isqn.language.learning import make_learner
-    from isqn.language.writing import make_writer
 
     scheme = config.target_scheme
     network = make_networks(config, spec.num_actions).values
-    learner, writer = make_learner(config, spec), make_writer(config, spec)
+    learner, decoder = make_learner(config, spec), make_decoder(config, spec)
 
     def init(seed: Array | int) -> AgentState:
         params = initialise_heads(
@@ -190,8 +190,8 @@ def make(config: IlqlConfig, spec: TextSpec) -> Agent:
 
     def act(state: AgentState, obs: Array, epsilon: Array, step: Array, episode: Array) -> Choice:
         last = jnp.sum(obs != spec.pad) - 1
-        scores = writer.score(state, obs[None]).scores[0, last]
-        action = writer.choose(scores, device_key(state.seed, "explore", step))
+        scores = decoder.score(state, obs[None]).scores[0, last]
+        action = decoder.choose(scores, device_key(state.seed, "explore", step))
         return Choice(action, action != jnp.argmax(scores))
 
     def activations(state: AgentState, games: Tokens) -> tuple[list[Array], Array]:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from html import escape
 
 from isqn.language.game import Guess
+from isqn.train.progress import format_count
 
 STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 68rem; padding: 0 1rem; color: #1a1a1b;
@@ -37,13 +38,13 @@ def render_page(title: str, lines: list[str], games: Iterable[tuple[str, list[Gu
 def _render_board(word: str, guesses: list[Guess]) -> str:
     rows = "".join(_render_guess(guess, row) for guess, row in guesses)
     is_solved = bool(guesses) and guesses[-1][0] == word
-    caption = f"{word}: found with guess {len(guesses)}" if is_solved else f"{word}: not found"
-    return f"<figure>{rows}<figcaption>{escape(caption)}</figcaption></figure>"
+    result = f"solved in {format_count(len(guesses), 'guess', 'guesses')}" if is_solved else "not solved"
+    return f"<figure>{rows}<figcaption>{escape(word)}: {result}</figcaption></figure>"
 
 
 def _render_guess(guess: str, row: str | None) -> str:
     if row is None:
-        return f'<div class="row none">{escape(guess) or "nothing"}: no word</div>'
+        return f'<div class="row none">{escape(guess) or "(empty)"}: not a word of five letters</div>'
     squares = "".join(
         f'<span class="{colour}" title="{escape(letter)}: {TITLES[colour]}">{escape(letter)}</span>'
         for letter, colour in zip(guess, row, strict=True)

@@ -125,7 +125,7 @@ def read_ilql_json(path: Path) -> Grids:
     except OSError as error:
         raise UserError(f"--data-path {path} cannot be read as games ({error.strerror}).") from None
     except (ValueError, RecursionError) as error:
-        raise UserError(f"--data-path {path} cannot be read as games: it is no JSON ({error}).") from None
+        raise UserError(f"--data-path {path} cannot be read as games: it is not JSON ({error}).") from None
     games = content.get("games") if isinstance(content, dict) else None
     if not isinstance(games, list):
         raise UserError(f"--data-path {path} cannot be read as games: there must be `games`, a list, in it.")
@@ -330,7 +330,7 @@ def source_from_players(words: list[str], careless_share: float, *, official: bo
         hidden = rng.integers(len(words), size=count)
         return play_games(player, table, hidden, rng)
 
-    about = f"games of players by rule, {careless_share:.0%} of their guesses careless, {SUBSTITUTE}"
+    about = f"games of scripted players, {careless_share:.0%} of whose guesses repeat their first word, {SUBSTITUTE}"
     return Source(words, official, draw, "players", about, _digest(words, official, careless_share))
 
 
@@ -382,7 +382,7 @@ def source_from_people(count: int, words: list[str], *, official: bool = False) 
         with TemporaryDirectory(dir=path.parent) as temporary:  # several runs may simulate at once
             write_tweets(Path(temporary) / path.name, simulate_people(count, 0, vocabulary, people, counts))
             os.replace(Path(temporary) / path.name, path)
-    about = f"{count:,} games of people who know {len(vocabulary):,} words, simulated, {SUBSTITUTE}"
+    about = f"{count:,} simulated games of human-like players with {len(vocabulary):,} words, {SUBSTITUTE}"
     return source_from_file(path, words, official=official, about=about)
 
 

@@ -210,7 +210,8 @@ class WordleEnvironment(gym.Env):
 
     def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         if not self.action_space.contains(action):
-            raise UserError(f"The action {action!r} is no token; it must be a whole number from 0 to {NUM_TOKENS - 1}.")
+            rule = f"must be a whole number from 0 to {NUM_TOKENS - 1}"
+            raise UserError(f"The action {action!r} is not a token; it {rule}.")
         reward = self.games.step(np.array([action]))
         over = bool(self.games.over[0])
         info = {"word": decode(self.games.words[0]), "solved": bool(self.games.solved[0])} if over else {}
@@ -229,7 +230,7 @@ EMOJI = {"g": "🟩", "y": "🟨", "b": "⬛"}
 def format_guess(guess: str, row: str | None, *, colour: bool = True) -> str:
     """Return a guess on coloured squares of a terminal; without `colour`, with emoji squares."""
     if row is None:
-        return f"{guess or 'nothing'} is no guess of five letters"
+        return f"{guess or '(empty)'}: not a word of five letters"
     if not colour:
         return f"{guess} {''.join(EMOJI[c] for c in row)}"
     return "".join(f"{ESCAPES[c]} {letter.upper()} \x1b[0m" for letter, c in zip(guess, row, strict=True))

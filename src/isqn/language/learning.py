@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 
 class Optimizer(NamedTuple):
+    """State of Adam, and the number of updates so far."""
+
     adam: Any  # state of Adam for the values and the policy
     updates: Array  # number of updates so far, from which dropout is drawn
 
@@ -131,7 +133,7 @@ def _make_batch_loss(
     positions = spec.state_positions[:-1]
 
     def cloning_loss(policy: Params, games: Tokens, key: Array) -> Array:
-        """Cross-entropy of the tokens that were written, averaged over them."""
+        """Return the cross-entropy of the tokens that the players wrote, averaged over them."""
         steps, is_step = to_transitions(games, spec, config.discount)
         key_or_none = key if config.dropout else None
         features, _ = networks.policy.features(policy, games.tokens, games.tokens != spec.pad, key=key_or_none)
@@ -181,21 +183,22 @@ def _make_value_losses(
             copy_keys = keys[2:] if config.target_dropout else [None] * len(copies)
             of_copies = [q_of(copy, features_of(copy, tokens, k)) for copy, k in zip(copies, copy_keys, strict=True)]
             target_q = jax.lax.stop_gradient(select_targets(scheme, of_copies))
-        now = jax.tree.map(lambda x: x[:, :, online], values)
+        online_values = jax.tree.map(lambda x: x[:, :, online], values)
         q_for_v = fixed.q[:, :, online] if config.bellman_heads == "B" else target_q
         v_for_q = fixed.next_v[:, :, online if config.bellman_heads == "A" else target]
-        return now, now._replace(q=q_for_v, next_v=v_for_q)
+        return online_values, online_values._replace(q=q_for_v, next_v=v_for_q)
 
     def pair_losses(params: Params, copies: tuple[Params, ...], games: Tokens, keys: Array) -> tuple[Array, Metrics]:
         """Return the loss of each pair, averaged over the steps of all games."""
         steps, is_step = to_transitions(games, spec, config.discount)
-        now, targets = values_of_pairs(params, copies, games.tokens, keys)
+        online_values, target_values = values_of_pairs(params, copies, games.tokens, keys)
         over_pairs = jax.vmap(pair_loss, in_axes=(0, 0, None))
-        each = jax.vmap(jax.vmap(over_pairs))(now, targets, steps)
+        each = jax.vmap(jax.vmap(over_pairs))(online_values, target_values, steps)
         count = is_step.sum()
         per_pair = (each * is_step[..., None]).sum(axis=(0, 1)) / count
-        written_q = jnp.take_along_axis(now.q, steps.action[:, :, None, None, None], axis=-1)[..., 0].min(axis=-1)
-        recorded = {"q_value": written_q, "v_value": now.v}
+        actions = steps.action[:, :, None, None, None]
+        written_q = jnp.take_along_axis(online_values.q, actions, axis=-1)[..., 0].min(axis=-1)
+        recorded = {"q_value": written_q, "v_value": online_values.v}
         means = {name: (x.mean(axis=-1) * is_step).sum() / count for name, x in recorded.items()}
         return per_pair, {"loss": per_pair.sum(), **means}
 

@@ -13,6 +13,7 @@ from isqn.compiler import jit
 from isqn.keys import device_key, host_generator
 from isqn.language.agent import IlqlConfig
 from isqn.language.data import Source
+from isqn.language.decoding import TokenScores, make_decoder
 from isqn.language.game import (
     END_ACTION,
     LENGTH,
@@ -30,7 +31,6 @@ from isqn.language.learning import make_learner, to_transitions
 from isqn.language.players import guess_any, guess_consistent, make_informed, play_games
 from isqn.language.types import Tokens
 from isqn.language.words import load_words
-from isqn.language.writing import TokenScores, make_writer
 from isqn.train import parallel
 from isqn.train.evaluate import STOPPED, Episode
 from isqn.train.offline import Evaluation
@@ -60,17 +60,17 @@ def draw_hidden_words(words: list[str], count: int, seed: int) -> np.ndarray:
 # -- playing
 
 
-class CompiledWriter(NamedTuple):
-    """Compiled functions of a writing agent."""
+class CompiledDecoder(NamedTuple):
+    """Compiled functions that decode."""
 
     play: Callable[..., Games]  # state, letters of the hidden words (games, 5), seed
     score: Callable[..., TokenScores]  # state, tokens (games, T)
 
 
-def compile_writer(config: IlqlConfig, should_stop: Callable[[], bool] = lambda: False) -> CompiledWriter:
-    """Compile the functions that write; `play` raises `Interrupted` if it is to stop."""
-    writer = make_writer(config, SPEC)
-    write_guess = jit(writer.write_guess, donate_argnums=1)
+def compile_decoder(config: IlqlConfig, should_stop: Callable[[], bool] = lambda: False) -> CompiledDecoder:
+    """Compile the functions that decode; `play` raises `Interrupted` if it is to stop."""
+    decoder = make_decoder(config, SPEC)
+    decode_guess = jit(decoder.decode_guess, donate_argnums=1)
 
     def play(state: AgentState, hidden: np.ndarray, seed: int) -> Games:
         """Play a game for each hidden word, as many at once as caches are held for."""
@@ -87,7 +87,7 @@ def compile_writer(config: IlqlConfig, should_stop: Callable[[], bool] = lambda:
 
     def play_part(state: AgentState, hidden: np.ndarray, key: Any) -> Games:
         games, count = Games(hidden, official=config.official_colours), len(hidden)
-        caches, num_cached = writer.init_caches(count), np.zeros(count, int)  # tokens in the caches
+        caches, num_cached = decoder.init_caches(count), np.zeros(count, int)  # tokens in the caches
         for turn in range(MAX_GUESSES):
             if games.over.all():
                 break
@@ -96,7 +96,7 @@ def compile_writer(config: IlqlConfig, should_stop: Callable[[], bool] = lambda:
             positions = np.minimum(num_cached[:, None] + np.arange(SPEC.answer_tokens), LENGTH - 1)
             new = np.take_along_axis(games.tokens, positions, axis=1)
             num_new = games.lengths - num_cached
-            tokens, caches = write_guess(state, caches, new, num_cached, num_new, device_key(*key, turn))
+            tokens, caches = decode_guess(state, caches, new, num_cached, num_new, device_key(*key, turn))
             start, has_ended = games.lengths.copy(), np.zeros(count, bool)
             num_written = np.zeros(count, int)
             for column in np.asarray(tokens).T:
@@ -107,7 +107,7 @@ def compile_writer(config: IlqlConfig, should_stop: Callable[[], bool] = lambda:
             num_cached = np.minimum(start + num_written, games.lengths - 1)
         return games
 
-    return CompiledWriter(play, jit(writer.score))
+    return CompiledDecoder(play, jit(decoder.score))
 
 
 # -- evaluation
@@ -160,8 +160,8 @@ def make_evaluation(
     It plays with policy and values, then with the policy alone, and compares the values with held-out games.
     """
     words = source.words
-    writer = compile_writer(config, should_stop)
-    cloning_writer = compile_writer(config.replace(inverse_temperature=0.0), should_stop)
+    decoder = compile_decoder(config, should_stop)
+    cloning_decoder = compile_decoder(config.replace(inverse_temperature=0.0), should_stop)
     td_errors = jit(make_learner(config, SPEC).td_errors)
     held_out = source.sample(HELD_OUT_GAMES, host_generator(config.seed, "held-out"), held_out=True)
     starts = range(0, HELD_OUT_GAMES, GAMES_AT_ONCE)
@@ -173,8 +173,8 @@ def make_evaluation(
     def evaluate(state: AgentState, epoch: int) -> Evaluation:
         seed = int(host_generator(config.seed, "evaluation", epoch).integers(2**31))
         hidden = draw_hidden_words(words, config.evaluation_games, seed)
-        games = writer.play(state, hidden, seed)
-        cloned = cloning_writer.play(state, hidden, seed) if config.inverse_temperature else games
+        games = decoder.play(state, hidden, seed)
+        cloned = cloning_decoder.play(state, hidden, seed) if config.inverse_temperature else games
         error, v = map(np.concatenate, zip(*(td_errors(state, part) for part in parts), strict=True))
         measures = {
             "win_rate": float(games.solved.mean()),
@@ -209,8 +209,8 @@ class Candidate(NamedTuple):
     def as_json(self) -> dict[str, Any]:
         return {
             "word": self.word,
-            "chosen": self.probability,
-            "cloned": self.policy_probability,
+            "probability": self.probability,
+            "policy_probability": self.policy_probability,
             "value": self.value,
         }
 
@@ -226,16 +226,16 @@ class Turn(NamedTuple):
     def as_json(self) -> dict[str, Any]:
         return {
             "guess": self.guess,
-            "told": self.colours,
+            "colours": self.colours,
             "value": self.value,
-            "thoughts": [candidate.as_json() for candidate in self.candidates],
+            "candidates": [candidate.as_json() for candidate in self.candidates],
         }
 
 
 def trace_game(config: IlqlConfig, state: AgentState, word: str, top: int, seed: int) -> tuple[Games, list[Turn]]:
     """Play a game with a hidden word; return it, and for each guess the `top` likeliest words of the word list."""
-    writer, letters = compile_writer(config), encode(load_word_list(config))
-    games = writer.play(state, encode([word]), seed)
+    decoder, letters = compile_decoder(config), encode(load_word_list(config))
+    games = decoder.play(state, encode([word]), seed)
     tokens, start, turns = games.tokens[0], 0, []
     actions = np.pad(letters, ((0, 0), (0, 1)), constant_values=END_ACTION)
     for guess, row in parse_guesses(tokens):
@@ -243,7 +243,7 @@ def trace_game(config: IlqlConfig, state: AgentState, word: str, top: int, seed:
         continued[:, : start + 1] = tokens[: start + 1]
         positions = start + np.arange(SPEC.action_tokens)
         continued[:, positions + 1] = actions
-        scored = _score_at(writer, state, continued, positions)
+        scored = _score_at(decoder, state, continued, positions)
         probabilities, of_policy = (_probability(s, actions) for s in (scored.scores, scored.policy_scores))
         values = scored.q[:, -1, END_ACTION]
         best = np.argsort(-probabilities, kind="stable")[:top]
@@ -256,13 +256,13 @@ def trace_game(config: IlqlConfig, state: AgentState, word: str, top: int, seed:
     return games, turns
 
 
-def _score_at(writer: CompiledWriter, state: AgentState, tokens: np.ndarray, positions: np.ndarray) -> TokenScores:
+def _score_at(decoder: CompiledDecoder, state: AgentState, tokens: np.ndarray, positions: np.ndarray) -> TokenScores:
     """Return the scores at some positions, for as many games at a time as are played at once."""
     count = len(tokens)
     parts = []
     for first in range(0, count, GAMES_AT_ONCE):
         part = tokens[np.arange(first, first + min(count, GAMES_AT_ONCE)) % count]
-        parts.append(jax.tree.map(lambda x: np.asarray(x)[:, positions], writer.score(state, part)))
+        parts.append(jax.tree.map(lambda x: np.asarray(x)[:, positions], decoder.score(state, part)))
     return jax.tree.map(lambda *columns: np.concatenate(columns)[:count], *parts)
 
 

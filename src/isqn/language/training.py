@@ -27,7 +27,7 @@ from isqn.train import checkpoint, offline, parallel, timing
 from isqn.train.announce import begin_summaries, epoch_line
 from isqn.train.evaluate import load_agent_state
 from isqn.train.functions import agent_bytes, make_run_agent
-from isqn.train.progress import Control, Progress, count, free_memory
+from isqn.train.progress import Control, Progress, format_count, free_memory
 from isqn.train.record import read_config
 from isqn.types import Params, UserError
 
@@ -117,7 +117,7 @@ def _load_policy(run_dir: Path, config: IlqlConfig, template: Params) -> Params:
     """Load the policy of the newest good checkpoint of another run, which must have the same size."""
     name = f"{flag('policy_checkpoint')} {run_dir}"
     if not (run_dir / "config.toml").is_file():
-        raise UserError(f"{name} is no folder of a run{nearest_path(run_dir) or '.'}")
+        raise UserError(f"{name} is not a run folder{nearest_path(run_dir) or '.'}")
     other: Any = read_config_file(run_dir / "config.toml")
     if not isinstance(other, IlqlConfig):
         raise UserError(f"{name} is a run of `isqn train {other.agent}`; it must be one of `isqn train ilql`.")
@@ -133,13 +133,15 @@ def _load_policy(run_dir: Path, config: IlqlConfig, template: Params) -> Params:
     raise UserError(f"{name} has no checkpoint that can be read.")
 
 
-def load_writer(
+def load_language_agent(
     run_dir: Path, which: str, acting_rule: str, inverse_temperature: float | None
 ) -> tuple[IlqlConfig, AgentState, int]:
     """Load a trained language agent: its config with the given decoding, its state, and the step of the checkpoint."""
     config: Any = read_config(run_dir)
     if not isinstance(config, IlqlConfig):
-        raise UserError(f"{run_dir} is a run of `isqn train {config.agent}`; words are for runs of `isqn train ilql`.")
+        raise UserError(
+            f"{run_dir} is a run of `isqn train {config.agent}`; `isqn play` needs a run of `isqn train ilql`."
+        )
     state, step = load_agent_state(run_dir, make_run_agent(config, SPEC), which)
     if acting_rule != "auto":
         config = config.acting_by(acting_rule)
@@ -203,11 +205,12 @@ def _announce_memory(update: Any, progress: Progress) -> None:
     plan = update.memory_analysis()
     extra = plan.output_size_in_bytes - plan.alias_size_in_bytes + plan.temp_size_in_bytes
     peak = plan.argument_size_in_bytes + extra
-    progress.say(f"an update needs {peak / 1e9:.3g} GB at its peak, on each of {count(jax.device_count(), 'device')}")
+    devices = format_count(jax.device_count(), "device")
+    progress.say(f"an update needs {peak / 1e9:.3g} GB at its peak, on each of {devices}")
     if jax.default_backend() == "cpu" and jax.local_device_count() * extra > 0.95 * free_memory():
         raise UserError(
             f"An update needs {extra / 1e9:.1f} GB beside the network and the optimizer, on each of "
-            f"{count(jax.local_device_count(), 'device')}, and {free_memory() / 1e9:.1f} GB are free; lower "
+            f"{format_count(jax.local_device_count(), 'device')}, and {free_memory() / 1e9:.1f} GB are free; lower "
             "--micro-batch-size, or give --rematerialise."
         )
 

@@ -49,7 +49,7 @@ def read_words(path: Path) -> list[str]:
     try:
         lines = path.read_text().split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        why = error.strerror if isinstance(error, OSError) else "it is not text"
         raise UserError(
             f"The list of words {path} cannot be read ({why}); --word-list is a file, or one of common, answers, "
             "answers-200 and guesses."

@@ -1,4 +1,4 @@
-"""Networks: a torso and linear heads along a leading axis. The only package that uses flax."""
+"""Networks: a torso and linear heads along a leading axis. With `isqn.language.gpt2`, the only place that uses flax."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Named settings: those of the paper's Tables 1 to 3 and of its text on streaming, and small ones of our own.
 
-The presets of an agent are in the file of its name. Settings are called as in the config of the agent. Units are in
-their names: `_steps` agent steps, `_frames` frames of the emulator or the simulator, `_updates` gradient steps. Values
-that no table gives are listed apart, with their source.
+The presets of an agent are in the file of its name. Settings have the names of the agent's config. Names end with
+their unit: `_steps` are agent steps, `_updates` gradient steps. Values that no table gives are listed apart, with their
+source.
 """
 
 from __future__ import annotations

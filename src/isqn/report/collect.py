@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from isqn.analysis.results import Key, References, Run, read_run
-from isqn.config.fields import INPUT_PATH, marks, nearest, nearest_path
+from isqn.config.fields import INPUT_PATH, find_rules, nearest, nearest_path
 from isqn.envs.registry import canonical_id
 from isqn.schemes import SCHEMES
-from isqn.study.catalogue import command
+from isqn.study.catalogue import format_command
 from isqn.study.grid import Cell, Study, method_name, read_study
 from isqn.train.run import read_config
 from isqn.types import UserError
@@ -135,7 +135,7 @@ class CollectedRuns:
     @property
     def command(self) -> str:
         """Command that trains the study. Empty without a study."""
-        return command(self.study) if self.study else ""
+        return format_command(self.study) if self.study else ""
 
     @property
     def references(self) -> References:
@@ -232,12 +232,12 @@ def _varied_settings(configs: list[Any]) -> list[str]:
     varied = [
         name for name in names if any(one.get(name) != group[0].get(name) for group in groups.values() for one in group)
     ]
-    for place in dict.fromkeys(name for config in configs for name in marks(type(config), INPUT_PATH)):
-        places: dict[tuple[str, ...], set[str]] = {}  # each seed may have its own path, but only one
+    for setting in dict.fromkeys(name for config in configs for name in find_rules(type(config), INPUT_PATH)):
+        paths: dict[tuple[str, ...], set[str]] = {}  # each seed may have its own path, but only one
         for config in configs:
             one_run = tuple(str(getattr(config, name, "")) for name in ("env_id", "label", "seed", *varied))
-            places.setdefault(one_run, set()).add(getattr(config, place, ""))
-        varied += [place] * any(len(found) > 1 for found in places.values())
+            paths.setdefault(one_run, set()).add(getattr(config, setting, ""))
+        varied += [setting] * any(len(of_run) > 1 for of_run in paths.values())
     return varied
 
 

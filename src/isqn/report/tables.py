@@ -54,7 +54,7 @@ def headline(collected: CollectedRuns, comparison: Comparison) -> Table:
 
 
 def findings(collected: CollectedRuns, comparison: Comparison) -> tuple[str, ...]:
-    """Return the headline in words: the score of each method beside its baseline, and the verdict."""
+    """Return the headline in words: the AUC of each method beside that of its baseline, and the verdict."""
     baselines = {panel: cells[collected.baseline] for panel, cells in collected.panels.items()}
     return tuple(
         sentence
@@ -74,7 +74,7 @@ def _finding(cell: Cell, baseline: Cell, auc: stats.Interval) -> str:
     verdict = "no difference can be seen"
     if math.isfinite(low) and not low <= 1 <= high:
         verdict = "better" if low > 1 else "worse"
-    return f"{cell.method} scores {point:.2f}{interval} of {baseline.method}{parameters}: {verdict}."
+    return f"{cell.method} has {point:.2f}{interval} of the AUC of {baseline.method}{parameters}: {verdict}."
 
 
 def returns_by_task(collected: CollectedRuns) -> Table:

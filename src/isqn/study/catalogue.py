@@ -29,28 +29,28 @@ TF: Table = {"scheme": "target-free"}
 TB_WITH_BATCH_NORM: Table = {**TB, "joint_batch_norm": "yes", "name": "TB-SAC, BN"}
 
 
-def iterated(*k: int) -> Table:
+def iterated_method(*k: int) -> Table:
     return {"scheme": "iterated-shared", "num_bellman_iterations": list(k) if len(k) > 1 else k[0]}
 
 
-def games(*names: str) -> tuple[Table, ...]:
+def atari_tasks(*names: str) -> tuple[Table, ...]:
     return tuple({"env_id": f"ALE/{name}-v5"} for name in names)
 
 
-def control(*names: str) -> tuple[Table, ...]:
+def control_tasks(*names: str) -> tuple[Table, ...]:
     """Return tasks of dm_control. Their returns are between 0 and 1,000, which also scales them."""
     scale = {"random_score": 0.0, "reference_score": 1_000.0}
     return tuple({"env_id": f"dm_control/{name}-v0", **scale} for name in names)
 
 
 WORDLE: Table = {"env_id": "isqn/Wordle-v0", "random_score": -6.0, "reference_score": 0.0}  # worst and best return
-PAPER_METHODS = (TB, TF, iterated(1, 3, 9, 49))
+PAPER_METHODS = (TB, TF, iterated_method(1, 3, 9, 49))
 APPENDIX_D: Table = {"preset": "atari-cnn-ln", "total_timesteps": 10_000_000}  # 40M frames
 PERIODS: Table = {"target_update_period": [2_000, 4_000, 8_000, 16_000, 32_000]}
 WIDTHS: Table = {"width_factor": [0.5, 1.0, 2.0]}
 TYPES: Table = {"compute_dtype": ["float32", "bfloat16"]}
 
-MINI_METHODS = (TB, TF, iterated(1, 3, 9))
+MINI_METHODS = (TB, TF, iterated_method(1, 3, 9))
 NEW_SEEDS = tuple(range(10, 15))  # seeds 0 to 2 were used for tuning
 CLASSIC: tuple[Table, ...] = (
     {
@@ -119,11 +119,15 @@ QUESTIONS = {
 
 
 PAPER: dict[str, Table] = {
-    "online-ln": {"tasks": games(*ATARI_15), "methods": PAPER_METHODS, "settings": {"preset": "atari-cnn-ln"}},
-    "online-plain": {"tasks": games(*ATARI_15), "methods": PAPER_METHODS, "settings": {"preset": "atari-cnn"}},
-    "online-impala": {"tasks": games(*IMPALA_10), "methods": PAPER_METHODS, "settings": {"preset": "atari-impala-ln"}},
+    "online-ln": {"tasks": atari_tasks(*ATARI_15), "methods": PAPER_METHODS, "settings": {"preset": "atari-cnn-ln"}},
+    "online-plain": {"tasks": atari_tasks(*ATARI_15), "methods": PAPER_METHODS, "settings": {"preset": "atari-cnn"}},
+    "online-impala": {
+        "tasks": atari_tasks(*IMPALA_10),
+        "methods": PAPER_METHODS,
+        "settings": {"preset": "atari-impala-ln"},
+    },
     "online-batchnorm": {
-        "tasks": games(*BATCH_NORM_5),
+        "tasks": atari_tasks(*BATCH_NORM_5),
         "methods": ({**TB, "batch_norm": [False, True]},),
         "settings": {"preset": "atari-cnn"},
         "baseline": "TB-DQN, no BN",
@@ -133,17 +137,17 @@ PAPER: dict[str, Table] = {
         "agent": "cql",
         "tasks": tuple(
             {**game, "dataset": f"data/{name}/{{seed}}"}
-            for name, game in zip(OFFLINE_10, games(*OFFLINE_10), strict=True)
+            for name, game in zip(OFFLINE_10, atari_tasks(*OFFLINE_10), strict=True)
         ),
-        "methods": (TB, TF, iterated(1, 9), {"scheme": "ensemble-shared", "num_bellman_iterations": 5}),
+        "methods": (TB, TF, iterated_method(1, 9), {"scheme": "ensemble-shared", "num_bellman_iterations": 5}),
         "settings": {"preset": "atari-cql", "analysis": True},
         "baseline": "TB-CQL",
         "seeds": tuple(range(1, 6)),  # the runs of the public logs are numbered from 1
     },
     "continuous": {
         "agent": "sac",
-        "tasks": control(*DMC_HARD_7),
-        "methods": (TB, TB_WITH_BATCH_NORM, TF, iterated(1, 9)),
+        "tasks": control_tasks(*DMC_HARD_7),
+        "methods": (TB, TB_WITH_BATCH_NORM, TF, iterated_method(1, 9)),
         "settings": {"preset": "dmc-hard", "analysis": True},
         "baseline": "TB-SAC",
         "seeds": tuple(range(10)),
@@ -151,14 +155,14 @@ PAPER: dict[str, Table] = {
     "language": {
         "agent": "ilql",
         "tasks": (WORDLE,),
-        "methods": (TB, TF, iterated(1, 9)),
+        "methods": (TB, TF, iterated_method(1, 9)),
         "settings": {"preset": "wordle"},
         "baseline": "TB-ILQL",
     },
     "streaming": {
         "agent": "stream-q",
-        "tasks": games(*STREAMING_7),
-        "methods": (TF, iterated(1, 3, 9)),
+        "tasks": atari_tasks(*STREAMING_7),
+        "methods": (TF, iterated_method(1, 3, 9)),
         "settings": {"preset": "atari-stream"},
         "baseline": "TF-Stream Q(λ)",
     },
@@ -167,44 +171,44 @@ PAPER: dict[str, Table] = {
             {"env_id": "ALE/Breakout-v5", "mellowmax_temperature": 1_000.0},
             {"env_id": "ALE/Seaquest-v5", "mellowmax_temperature": 30.0},
         ),
-        "methods": (TB, TF, iterated(1, 9)),
+        "methods": (TB, TF, iterated_method(1, 9)),
         "settings": {**APPENDIX_D, "loss": "mellowmax"},
         "baseline": "TB-Mellow",
     },
     "ablation-period": {
-        "tasks": games("Tutankham"),
-        "methods": ({**TB, **PERIODS}, TF, {**iterated(9), **PERIODS}),
+        "tasks": atari_tasks("Tutankham"),
+        "methods": ({**TB, **PERIODS}, TF, {**iterated_method(9), **PERIODS}),
         "settings": APPENDIX_D,
         "along": "target_update_period",
         "baseline": "TB-DQN, T=8000",
     },
     "ablation-heads": {
-        "tasks": games("CrazyClimber", "Tutankham"),
-        "methods": ({**TF, **WIDTHS}, {**iterated(1, 3, 9, 29, 49), **WIDTHS}),
+        "tasks": atari_tasks("CrazyClimber", "Tutankham"),
+        "methods": ({**TF, **WIDTHS}, {**iterated_method(1, 3, 9, 29, 49), **WIDTHS}),
         "settings": APPENDIX_D,
         "along": "num_bellman_iterations",
         "panels": "width_factor",
         "baseline": "TF-DQN",
     },
     "meta": {
-        "tasks": games(*META_3),
-        "methods": (iterated(1, 9), {**iterated(9), "meta_gradient": "adam"}),
+        "tasks": atari_tasks(*META_3),
+        "methods": (iterated_method(1, 9), {**iterated_method(9), "meta_gradient": "adam"}),
         "settings": APPENDIX_D,
         "baseline": "iS-DQN K=9",
     },
     "mixed-precision": {
-        "tasks": games("Breakout"),
-        "methods": ({**TB, **TYPES}, {**TF, **TYPES}, {**iterated(1, 9), **TYPES}),
+        "tasks": atari_tasks("Breakout"),
+        "methods": ({**TB, **TYPES}, {**TF, **TYPES}, {**iterated_method(1, 9), **TYPES}),
         "settings": APPENDIX_D,
         "panels": "compute_dtype",
     },
     "analysis": {
-        "tasks": games(*ATARI_15),
-        "methods": (TB, TF, iterated(1, 9)),
+        "tasks": atari_tasks(*ATARI_15),
+        "methods": (TB, TF, iterated_method(1, 9)),
         "settings": {"preset": "atari-cnn-ln", "analysis": True},
     },
     "training-time": {
-        "tasks": games("Asterix"),
+        "tasks": atari_tasks("Asterix"),
         "methods": PAPER_METHODS,
         "settings": {"preset": "atari-cnn-ln"},
         "seeds": (0,),
@@ -219,12 +223,12 @@ MINI: dict[str, Table] = {
     # a larger torso: twice the width of the other studies
     "online-impala": {
         "tasks": CLASSIC,
-        "methods": (TB, TF, iterated(1, 9, 49)),
+        "methods": (TB, TF, iterated_method(1, 9, 49)),
         "settings": {**NORMALISED, "hidden_sizes": [256, 256]},
     },
     "online-batchnorm": {
         "tasks": CLASSIC,
-        "methods": tuple({**method, "batch_norm": [False, True]} for method in (TB, TF, iterated(9))),
+        "methods": tuple({**method, "batch_norm": [False, True]} for method in (TB, TF, iterated_method(9))),
         "settings": {},
     },
     # As in the paper, a dataset is the first 10 % of each of 50 parts of a TB-DQN run's steps. A score of 1 is the mean
@@ -247,7 +251,7 @@ MINI: dict[str, Table] = {
     },
     # not tuned: the paper's settings, with a small critic
     "continuous": {
-        "tasks": control("cartpole-swingup", "walker-walk"),
+        "tasks": control_tasks("cartpole-swingup", "walker-walk"),
         "settings": {"preset": "dmc-small", "analysis": True},
         "seeds": NEW_SEEDS,
     },
@@ -270,7 +274,7 @@ MINI: dict[str, Table] = {
         "tasks": CLASSIC,
         "methods": (
             {**TF, **BOTH_NORMS},
-            *({**method, **BOTH_NORMS, **MINI_PERIODS} for method in (TB, iterated(1), iterated(9))),
+            *({**method, **BOTH_NORMS, **MINI_PERIODS} for method in (TB, iterated_method(1), iterated_method(9))),
         ),
         "settings": {},
         "panels": "layer_norm",
@@ -315,7 +319,7 @@ def find_study(name: str, scale: str) -> Study:
     return Study(name=name, question=question, paper=paper, scale=scale, **defaults | fields)
 
 
-def command(study: Study) -> str:
+def format_command(study: Study) -> str:
     """Return the command that trains a study: by its name if it is one of the paper's, or a part of one."""
     if study.name in QUESTIONS:
         known = find_study(study.name, study.scale)

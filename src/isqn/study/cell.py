@@ -54,7 +54,7 @@ class Cell(NamedTuple):
         together = {"num_seeds": len(seeds)} if len(seeds) > 1 else {}
         config = self.config.replace(seed=seeds[0], **together)
         roots = {"dataset": out}
-        paths = {name: roots.get(name, Path.cwd()) / place for name, place in _places(config).items()}
+        paths = {name: roots.get(name, Path.cwd()) / path for name, path in _input_paths(config).items()}
         return config.replace(**{name: os.path.normpath(path) for name, path in paths.items()})
 
     def folder(self, out: Path, seed: int) -> Path:
@@ -67,13 +67,13 @@ def require_settings(folder: Path, asked: Any) -> Any:
         config = read_config_file(folder / "config.toml")
     except UserError as error:
         raise UserError(f"{error} Move {folder} away to train it anew.") from None
-    places = _places(asked)
+    paths = _input_paths(asked)
     for name in ("agent", *field_names(type(asked))):
         if name in MAY_DIFFER:
             continue
-        existing, wanted = getattr(config, name), places.get(name, getattr(asked, name))
+        existing, wanted = getattr(config, name), paths.get(name, getattr(asked, name))
         is_same = existing == wanted
-        if name in places:  # the study may have been started elsewhere, so the end of the path is enough
+        if name in paths:  # the study may have been started elsewhere, so the end of the path is enough
             end = [part for part in Path(os.path.normpath(wanted)).parts if part != ".."]
             is_same = list(Path(existing).parts)[len(Path(existing).parts) - len(end) :] == end
         if not is_same:
@@ -84,9 +84,9 @@ def require_settings(folder: Path, asked: Any) -> Any:
     return config
 
 
-def _places(config: Any) -> dict[str, str]:
+def _input_paths(config: Any) -> dict[str, str]:
     """Return the paths that a run reads; {seed} in a path stands for the seed."""
-    return {name: place.replace("{seed}", str(config.seed)) for name, place in config.input_paths.items()}
+    return {name: path.replace("{seed}", str(config.seed)) for name, path in config.input_paths.items()}
 
 
 # -- methods and their names

@@ -14,8 +14,8 @@ from isqn.config.fields import (
     Needs,
     field_names,
     field_types,
+    find_rules,
     has_effect,
-    marks,
     nearest,
     nearest_setting,
 )
@@ -147,7 +147,7 @@ def check_grid(study: Study) -> None:
     """Check that the runs of a study can be told apart and compared."""
     where = f"study {study.name}"
     _check_axes(study, where)
-    _check_places(study, where)
+    _check_dataset_paths(study, where)
     _check_tasks_agree(study, where)
     _check_lengths(study, where)
     _check_effects(study, where)
@@ -165,14 +165,14 @@ def _check_axes(study: Study, where: str) -> None:
         require_one_of(settings, study.panels, f"{where}: panels", "a setting", _help(study.agent))
 
 
-def _check_places(study: Study, where: str) -> None:
+def _check_dataset_paths(study: Study, where: str) -> None:
     if not _uses_datasets(study):
         return
     for cell in study.cells:
         if not cell.config.dataset:
             raise UserError(f"{where}: {cell.task} has no dataset; give its folder, inside that of the study.")
-        place = Path(cell.config.dataset.replace("{seed}", "0"))
-        if place.is_absolute() or ".." in place.parts or "{" in str(place):
+        path = Path(cell.config.dataset.replace("{seed}", "0"))
+        if path.is_absolute() or ".." in path.parts or "{" in str(path):
             raise UserError(
                 f"{where}: dataset is {cell.config.dataset!r}; it must be a path inside the study's folder, where "
                 "{seed} stands for the seed."
@@ -184,8 +184,8 @@ def _check_tasks_agree(study: Study, where: str) -> None:
     for first, same in zip(itertools.cycle(_first_task(study)), study.cells, strict=False):
         if first.name_with_panel != same.name_with_panel:
             raise UserError(
-                f"{where}: what is {first.name_with_panel!r} on {first.task} is {same.name_with_panel!r} on "
-                f"{same.task}; let the method say what they differ in."
+                f"{where}: one method is named {first.name_with_panel!r} on {first.task} and {same.name_with_panel!r} "
+                f"on {same.task}; move the setting in which they differ from [[tasks]] to [[methods]]."
             )
 
 
@@ -196,16 +196,16 @@ def _check_lengths(study: Study, where: str) -> None:
         for name in ("num_epochs", *(settings if one.task == other.task else ())):
             length, other_length = getattr(one.config, name), getattr(other.config, name)
             if length != other_length:
-                cure = f"set their {' and '.join(settings)} alike" if settings else "let them be equally long"
+                advice = f"set their {' and '.join(settings)} alike" if settings else "let them be equally long"
                 raise UserError(
                     f"{where}: {one.name_with_panel} on {one.task} has {name} {length} and "
-                    f"{other.name_with_panel} on {other.task} {other_length}; {cure}."
+                    f"{other.name_with_panel} on {other.task} {other_length}; {advice}."
                 )
 
 
 def _check_effects(study: Study, where: str) -> None:
     tables = (study.settings, *study.methods, *study.tasks, *(task.get(s, {}) for task in study.tasks for s in SCHEMES))
-    conditions = marks(config_class(study.agent), Needs)
+    conditions = find_rules(config_class(study.agent), Needs)
     for name in dict.fromkeys(name for table in tables for name in table):
         if not any(has_effect(name, cell.config) for cell in study.cells):
             raise UserError(f"{where}: {name} has no effect in any run: it needs {conditions[name].words}.")
@@ -262,16 +262,16 @@ def require_one_of(known: Collection[str], name: str, what: str, kind: str, othe
         raise UserError(f"{what} is {name!r}, which is not {kind}; {nearest(name, known, otherwise)}")
 
 
-RENAME = "give one of them another `name`, or leave it out"
+RENAME_ADVICE = "give one of them another `name`, or leave it out"
 
 
-def require_different(names: list[str], what: str, cure: str = RENAME) -> None:
+def require_different(names: list[str], what: str, advice: str = RENAME_ADVICE) -> None:
     """Refuse names that would be the same folder, also on a file system that ignores case."""
     earlier: dict[str, str] = {}
     for name in names:
         folder = slug(name).lower()
         if folder in earlier:
-            raise UserError(f"{what} {earlier[folder]!r} and {name!r} are not told apart; {cure}.")
+            raise UserError(f"{what} {earlier[folder]!r} and {name!r} have the same folder name; {advice}.")
         earlier[folder] = name
 
 

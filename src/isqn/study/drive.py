@@ -12,23 +12,23 @@ from typing import Any, NamedTuple
 
 from isqn.agents.registry import config_from_mapping
 from isqn.analysis import cost
-from isqn.config.fields import INPUT_PATH, MAY_CHANGE, field_names, field_types, marks
+from isqn.config.fields import INPUT_PATH, MAY_CHANGE, field_names, field_types, find_rules
 from isqn.config.toml import to_toml
 from isqn.data.convert import convert
 from isqn.data.dataset import INDEX, read_index, spec_from_index
 from isqn.data.sources import own_dataset
 from isqn.exits import DONE, INTERRUPTED
 from isqn.presets import default_config, preset_config
-from isqn.study.board import Board, steps_done
 from isqn.study.cell import require_settings
 from isqn.study.checks import LOGGING_AGENT, SUBSET_SETTINGS
 from isqn.study.engines import RETRIES, Engine, Handle, Job, share_cores, visible_gpus
 from isqn.study.grid import Study
 from isqn.study.grid import to_toml as study_toml
 from isqn.study.jobs import make_job, remaining_jobs, remaining_jobs_of, without_dataset
+from isqn.study.progress import StudyProgress, steps_done
 from isqn.study.worker import SEEDS_PER_JOB
 from isqn.train import record, run
-from isqn.train.progress import count, say
+from isqn.train.progress import format_count, say
 from isqn.train.record import slug
 from isqn.train.signals import stop_on_signals
 from isqn.types import Interrupted, UserError
@@ -60,20 +60,22 @@ def train(
         pending = remaining_jobs(study, out, seeds_per_job)
         record.replace_text(out / "study.toml", study_toml(study, out))
         (out / "jobs").mkdir(exist_ok=True)
-        board = Board(study, out, enabled=not quiet)
+        progress = StudyProgress(study, out, enabled=not quiet)
         with stop_on_signals() as should_stop:
-            failed = make_datasets(study, pending, out, engine, board, should_stop)
+            failed = make_datasets(study, pending, out, engine, progress, should_stop)
             pending = [job for job in pending if not (job.config.dataset and _is_absent(job.config.dataset))]
             for job in pending:
                 record.replace_text(job.file, to_toml(job.config))
             if pending:
-                board.say(f"training {count(len(pending), 'job')}; each has a log in {out / 'logs'}")
-            failed += _run_jobs(pending, engine, board, should_stop)
+                progress.say(f"training {format_count(len(pending), 'job')}; each has a log in {out / 'logs'}")
+            failed += _run_jobs(pending, engine, progress, should_stop)
         states = Counter(record.run_state(folder) for folder in study.folders(out))
         return Outcome(states["finished"], sum(states.values()), failed)
 
 
-def _run_jobs(pending: list[Job], engine: Engine, board: Board, should_stop: Callable[[], bool]) -> list[Job]:
+def _run_jobs(
+    pending: list[Job], engine: Engine, progress: StudyProgress, should_stop: Callable[[], bool]
+) -> list[Job]:
     """Run jobs until none is left; return those that failed."""
     running: dict[Handle, Job] = {}
     kills: Counter[str] = Counter()
@@ -89,28 +91,28 @@ def _run_jobs(pending: list[Job], engine: Engine, board: Board, should_stop: Cal
             del running[handle]
             kills[job.name] += code < 0
             if code == DONE:
-                board.say(f"finished {job.name}")
+                progress.say(f"finished {job.name}")
             elif code == INTERRUPTED or (code < 0 and kills[job.name] <= RETRIES):
                 how = "stopped" if code > 0 else "killed"
-                board.say(f"{job.name} was {how}; it starts again, from its checkpoint if it has one")
+                progress.say(f"{job.name} was {how}; it starts again, from its checkpoint if it has one")
                 pending.append(job)
             else:
                 failed.append(job)
                 why = f"killed {kills[job.name]} times" if code < 0 else last_line(job.log)
-                log = job.log if job.log.exists() else board.out / "logs"  # a job that never started has no log
-                board.say(f"FAILED {job.name}: {why} (log: {log})", always=True)
-        board.show(running.values(), len(pending), failed)
+                log = job.log if job.log.exists() else progress.out / "logs"  # a job that never started has no log
+                progress.say(f"FAILED {job.name}: {why} (log: {log})", always=True)
+        progress.show(running.values(), len(pending), failed)
         if should_stop():
-            _stop(running, board)
-            raise Interrupted(f"stopped; the same command goes on with {board.out}")
+            _stop(running, progress)
+            raise Interrupted(f"stopped; the same command resumes {progress.out}")
         if running:
             time.sleep(POLL_SECONDS)
-    board.erase()
+    progress.erase()
     return failed
 
 
-def _stop(running: dict[Handle, Job], board: Board) -> None:
-    board.say(f"saving {count(len(running), 'job')}")
+def _stop(running: dict[Handle, Job], progress: StudyProgress) -> None:
+    progress.say(f"saving {format_count(len(running), 'job')}")
     for handle in running:
         handle.stop()
     end = time.monotonic() + STOP_SECONDS
@@ -148,7 +150,7 @@ def _require_matching_runs(study: Study, out: Path) -> None:
     unasked = [folder for folder in existing if folder not in asked]
     if unasked:
         raise UserError(
-            f"--out {out} has {count(len(unasked), 'run')} that this study does not ask for, such as "
+            f"--out {out} has {format_count(len(unasked), 'run')} that this study does not ask for, such as "
             f"{unasked[0].relative_to(out)}; choose another folder, or ask for those too."
         )
     for name, copy in _import_copies(study, out).items():
@@ -179,26 +181,31 @@ def _import_copies(study: Study, out: Path) -> dict[str, Path]:
 def needed_datasets(study: Study, pending: list[Job], out: Path) -> dict[str, tuple[str, int]]:
     """Return the datasets that jobs learn from, each with its environment and the seed of the run that logs it."""
     needed = {job.config.dataset for job in pending if job.config.dataset}
-    wanted = {
+    of_study = {
         cell.config_in(out, (seed,)).dataset: (cell.task, seed if "{seed}" in cell.config.dataset else 0)
         for cell in study.cells
         for seed in study.seeds
     }
-    return {place: wanted[place] for place in wanted if place in needed}
+    return {path: of_study[path] for path in of_study if path in needed}
 
 
 def datasets_to_log(study: Study, out: Path, seeds_per_job: int) -> list[str]:
     pending = remaining_jobs(study, out, seeds_per_job)
-    return [place for place in needed_datasets(study, pending, out) if _is_absent(place)]
+    return [path for path in needed_datasets(study, pending, out) if _is_absent(path)]
 
 
 def make_datasets(
-    study: Study, pending: list[Job], out: Path, engine: Engine, board: Board, should_stop: Callable[[], bool]
+    study: Study,
+    pending: list[Job],
+    out: Path,
+    engine: Engine,
+    progress: StudyProgress,
+    should_stop: Callable[[], bool],
 ) -> list[Job]:
     """Make the missing datasets: a dqn run logs each, and a subset of the log is taken. Return the jobs that failed."""
-    wanted = needed_datasets(study, pending, out)
+    needed = needed_datasets(study, pending, out)
     if not study.datasets:
-        if absent := [place for place in wanted if _is_absent(place)]:
+        if absent := [path for path in needed if _is_absent(path)]:
             raise UserError(
                 f"study {study.name}: {absent[0]} is not a dataset ({len(absent)} are missing); make them by "
                 "`isqn data convert`, or let the study log some by a table [datasets]."
@@ -206,45 +213,46 @@ def make_datasets(
         return []
     subset = study.dataset_subset
     checkpoints = subset.pop("checkpoints") if subset["subset"] == "first" else 1
-    logs = {place: _logging_job(study, place, *wanted[place], out) for place in wanted}
-    for place, log in logs.items():
-        if (log.folders[0] / "config.toml").is_file():
-            require_settings(log.folders[0], log.config)
-        if not _is_absent(place):
-            index = read_index(Path(place))
+    logging_jobs = {path: _logging_job(study, path, *needed[path], out) for path in needed}
+    for path, job in logging_jobs.items():
+        if (job.folders[0] / "config.toml").is_file():
+            require_settings(job.folders[0], job.config)
+        if not _is_absent(path):
+            index = read_index(Path(path))
             if {key: index[key] for key in subset} | {"n": index["num_checkpoints"]} != subset | {"n": checkpoints}:
                 raise UserError(
-                    f"{place} is another part of its log than the study says; choose another folder, or delete it."
+                    f"{path} was made with another subset, fraction or number of checkpoints than the study's; "
+                    "choose another folder, or delete it."
                 )
-    logs = {place: log for place, log in logs.items() if _is_absent(place)}
-    if logs:
-        board.say(f"logging {count(len(logs), 'dataset')}; each has a log in {out / 'logs'}")
-    left = [log for log in logs.values() if record.run_state(log.folders[0]) != "finished"]
-    for log in left:
-        record.replace_text(log.file, to_toml(log.config))
-    failed = _run_jobs(left, engine, board, should_stop)
-    for place, log in logs.items():
-        if log not in failed:
-            whole = log.folders[0] / "dataset"
-            source, spec = own_dataset(whole, checkpoints), spec_from_index(read_index(whole))
-            convert(source, spec, Path(place), **subset, should_stop=should_stop)
-            board.say(f"made {place}")
+    logging_jobs = {path: job for path, job in logging_jobs.items() if _is_absent(path)}
+    if logging_jobs:
+        progress.say(f"logging {format_count(len(logging_jobs), 'dataset')}; each has a log in {out / 'logs'}")
+    remaining = [job for job in logging_jobs.values() if record.run_state(job.folders[0]) != "finished"]
+    for job in remaining:
+        record.replace_text(job.file, to_toml(job.config))
+    failed = _run_jobs(remaining, engine, progress, should_stop)
+    for path, job in logging_jobs.items():
+        if job not in failed:
+            recorded = job.folders[0] / "dataset"
+            source, spec = own_dataset(recorded, checkpoints), spec_from_index(read_index(recorded))
+            convert(source, spec, Path(path), **subset, should_stop=should_stop)
+            progress.say(f"made {path}")
     return failed
 
 
-def _logging_job(study: Study, place: str, task: str, seed: int, out: Path) -> Job:
+def _logging_job(study: Study, path: str, task: str, seed: int, out: Path) -> Job:
     """Return the job of the run that logs a dataset."""
     settings = {key: value for key, value in study.datasets.items() if key not in SUBSET_SETTINGS}
     preset = settings.pop("preset", "")
     base = preset_config(preset, LOGGING_AGENT) if preset else default_config(LOGGING_AGENT, task)
     fields = {"env_id": task, "experiment": study.name, "seed": seed, "record_dataset": True} | settings
     config = config_from_mapping(fields, f"study {study.name}: datasets", base)
-    name = f"log--{slug(os.path.relpath(place, out))}"
+    name = f"log--{slug(os.path.relpath(path, out))}"
     return make_job(study, name, config, out / "logging" / name, out)
 
 
-def _is_absent(place: str) -> bool:
-    return not (Path(place) / INDEX).is_file() or not read_index(Path(place)).get("complete", True)
+def _is_absent(path: str) -> bool:
+    return not (Path(path) / INDEX).is_file() or not read_index(Path(path)).get("complete", True)
 
 
 # -- dry run
@@ -314,7 +322,7 @@ SAME_DURATION = (
 def duration_key(config: Any) -> tuple[object, ...]:
     """Return a key that is equal for runs that take about as long, such as those on two games of one kind."""
     kind = type(config)
-    ignored = {*SAME_DURATION, *marks(kind, MAY_CHANGE), *marks(kind, INPUT_PATH)}
+    ignored = {*SAME_DURATION, *find_rules(kind, MAY_CHANGE), *find_rules(kind, INPUT_PATH)}
     rates = (float, float | None, tuple[float, ...])
     ignored |= {name for name, hint in field_types(kind).items() if hint in rates and name != "width_factor"}
     settings = tuple(getattr(config, name) for name in field_names(kind) if name not in ignored)

@@ -80,7 +80,7 @@ def train_job(config: Any, method_dir: Path) -> None:
                         f"{lost[0]} has checkpoints and no summary.json that can be read; move it away, or, if it had "
                         f"finished, let `isqn resume {lost[0]}` write it again."
                     )
-                new = config.of_seed(first - config.seed)
+                new = config.with_seed_index(first - config.seed)
                 # a folder that a kill left half made holds nothing yet
                 if len(together) == 1:
                     run.start(new, folder(first), overwrite=True)

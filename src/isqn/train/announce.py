@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from isqn.config.fields import SIZE, field_names, flag, has_effect, marks
+from isqn.config.fields import SIZE, field_names, find_rules, flag, has_effect
 from isqn.config.run import Run
 from isqn.train import record
-from isqn.train.progress import Progress, count, free_memory, memory_mb
+from isqn.train.progress import Progress, format_count, free_memory, memory_mb
 from isqn.train.session import Epoch
 from isqn.types import EnvSpec, UserError
 
@@ -42,10 +42,10 @@ def epoch_line(config: Any, epochs: list[Epoch], progress: Progress) -> str:
     """Return the result of an epoch of all seeds as a line."""
     number, total = epochs[0].epoch + config.first_epoch, config.num_epochs - 1 + config.first_epoch
     returns = ", ".join(f"{epoch.mean_return:.2f}" for epoch in epochs)
-    episodes = count(sum(len(epoch.returns) for epoch in epochs), "episode")
+    episodes = format_count(sum(len(epoch.returns) for epoch in epochs), "episode")
     result = f": return {returns} ({episodes})" if any(epoch.returns for epoch in epochs) else ""
     time_left = progress.time_left(epochs[0].step)
-    return f"epoch {number}/{total}{result}, {memory_mb():,.0f} MB" + (f", {time_left}" if time_left else "")
+    return f"epoch {number}/{total}{result}, {memory_mb():,.0f} MB of memory" + (f", {time_left}" if time_left else "")
 
 
 def remarks(config: Any) -> Iterator[str]:
@@ -78,7 +78,7 @@ def require_memory(size: int, needs: str, advice: str) -> None:
 
 def advise_lower(config: Run, *first: str) -> str:
     """Return the advice to lower the settings that the memory of a network depends on."""
-    flags = [flag(name) for name in (*first, *marks(type(config), SIZE)) if has_effect(name, config)]
+    flags = [flag(name) for name in (*first, *find_rules(type(config), SIZE)) if has_effect(name, config)]
     if not flags:
         return "Choose a smaller network."
     return f"Lower {', '.join(flags[:-1])} or {flags[-1]}." if len(flags) > 1 else f"Lower {flags[0]}."

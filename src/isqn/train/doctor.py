@@ -43,7 +43,7 @@ def examine(config: Any) -> dict[str, Any]:
         return report | {"problem": str(error)}
     with env:
         agent = make_run_agent(config, env.spec)
-        times = timing.measure(config, agent, env, online.replay_factory(config, env.spec, rows=timing.ROWS)())
+        times = timing.measure(config, agent, env, online.make_replay_factory(config, env.spec, rows=timing.ROWS)())
     part, share = times.bottleneck(config)
     rate = 1 / times.seconds_per_step(config)
     return report | {

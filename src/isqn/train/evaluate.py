@@ -24,7 +24,7 @@ from isqn.types import Array, EnvSpec, Interrupted, UserError
 
 
 class Episode(NamedTuple):
-    """Result of one game; the return is that of unclipped rewards."""
+    """Result of one episode, over all lives; the return is that of unclipped rewards."""
 
     seed: int
     episodic_return: float
@@ -58,8 +58,8 @@ def evaluate(
     max_episode_steps: int,
     video: Path | None = None,
 ) -> list[Episode]:
-    """Play whole games and return their results; the same seed gives the same games."""
-    write_video = _video_writer() if video else None  # a missing package is reported before any game is played
+    """Play whole episodes, over all lives, and return their results; the same seed gives the same episodes."""
+    write_video = _video_writer() if video else None  # a missing package is reported before any episode is played
     call = compile_agent(agent)
     state = state._replace(seed=jnp.asarray(seed, jnp.uint32))
     stack, results, pictures, step = FrameStack(env.spec), list[Episode](), list[np.ndarray](), 0
@@ -104,7 +104,7 @@ def host_evaluation(
 ) -> Callable[[AgentState, int], list[Episode]]:
     """Return a function that evaluates a state with a seed, in several environments in parallel.
 
-    It plays whole games: each environment takes its share of `steps`, and then ends its last game.
+    It plays whole episodes, over all lives: each environment takes its share of `steps`, and then ends its last one.
     """
     count = len(environments)
     share, indices = -(-steps // count), np.arange(count)
@@ -229,7 +229,7 @@ def random_return(env_id: str, episodes: int = 1_000, seed: int = 0, max_steps: 
 def _render(env: Environment) -> np.ndarray:
     picture = env.render()
     if picture is None:
-        raise UserError(f"{env.spec.id} cannot draw itself; leave out --capture-video.")
+        raise UserError(f"{env.spec.id} cannot be rendered; leave out --capture-video.")
     return picture
 
 

@@ -50,7 +50,7 @@ class History:
         ends = np.cumsum(lengths)
         self._actions = [list(actions[end - length : end]) for end, length in zip(ends, lengths, strict=True)]
 
-    def repeat(self, env: Environment, seed: int, episode: int, env_id: str) -> None:
+    def replay_actions(self, env: Environment, seed: int, episode: int, env_id: str) -> None:
         """Bring a new environment to the state in which the run stopped."""
         frame = np.zeros(())
         for actions in self._actions:

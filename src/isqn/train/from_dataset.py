@@ -96,8 +96,8 @@ def train(config: Any, folders: list[Path], env: Environment | None, control: Co
     dataset, (run_dir,), progress = open_dataset(config), folders, control.progress
     progress.say(f"{config.label} on {dataset.folder}: {dataset.describe()}; seed {config.seed}")
     memory = replay_memory(config, dataset.spec)
-    where = " and frames" if memory.frames else "; frames stay on disk"
-    progress.say(f"{memory.total / 1e6:.3g} MB for its columns{where}.")
+    parts = "columns and frames of the dataset" if memory.frames else "columns of the dataset; frames stay on disk"
+    progress.say(f"{memory.total / 1e6:.3g} MB of memory for the {parts}.")
     agent = make_run_agent(config, dataset.spec)
     with evaluation(config, agent, dataset.spec, env, control.should_stop) as evaluate:
         finish = begin_summaries(config, [run_dir], dataset.spec, learned_from=dataset.provenance())

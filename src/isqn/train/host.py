@@ -48,12 +48,12 @@ def train(
     """Train from the newest checkpoint in `run_dir`, or from the start; yield the result of each epoch."""
     schedule, totals = target_schedule(config, agent), zero_totals(agent, config, env.spec)
     state, totals, experience, session = _open(config, run_dir, env, make_replay, call, totals, control.progress)
-    count = session.counters
+    counters = session.counters
 
     def save() -> None:
         agent_and_totals = {"agent": state, "totals": totals}
         session.save(
-            count.step,
+            counters.step,
             state,
             totals,
             lambda: checkpoint.flatten(agent_and_totals) | experience.arrays(),
@@ -61,20 +61,20 @@ def train(
         )
 
     try:
-        while count.epoch < config.num_epochs:
+        while counters.epoch < config.num_epochs:
             # Act.
-            epsilon = config.epsilon(count.step)
-            choice = call.act(state, experience.replay.observation(), epsilon, count.step, count.episode)
+            epsilon = config.epsilon(counters.step)
+            choice = call.act(state, experience.replay.observation(), epsilon, counters.step, counters.episode)
             action = np.array(choice.action)  # a copy: a view would hold a buffer of the device for the whole game
             try:
                 frame, reward, terminated, truncated = env.step(action)
             except UserError:
                 save()  # keep what was learned before the environment failed
                 raise
-            count.step += 1
-            count.episode_length += 1
-            count.episode_return += reward
-            truncated = truncated or (not terminated and count.episode_length >= config.max_episode_steps)
+            counters.step += 1
+            counters.episode_length += 1
+            counters.episode_return += reward
+            truncated = truncated or (not terminated and counters.episode_length >= config.max_episode_steps)
             has_ended = terminated or truncated
 
             # Store.
@@ -82,49 +82,50 @@ def train(
             experience.add(action, reward, terminated, truncated, frame, obs)
 
             # Update, and refresh the targets.
-            if count.step > config.learning_starts:
-                if count.step % config.update_period == 0:
-                    batch = draw_batch(config, agent, experience.replay, count.updates, explored=choice.explored)
+            if counters.step > config.learning_starts:
+                if counters.step % config.update_period == 0:
+                    batch = draw_batch(config, agent, experience.replay, counters.updates, explored=choice.explored)
                     state, totals = call.update(state, totals, batch)
-                    count.updates += config.updates_per_step
-                    count.logged_updates += config.updates_per_step
-                if schedule.is_refresh_due(count.step):
+                    counters.updates += config.updates_per_step
+                    counters.logged_updates += config.updates_per_step
+                if schedule.is_refresh_due(counters.step):
                     state = call.refresh(state)
-                elif schedule.is_sync_due(count.step):
+                elif schedule.is_sync_due(counters.step):
                     state = call.sync(state)
 
             # Record.
-            if count.step % config.row_length == 0:
-                means, totals = session.average(totals, state, count.step)
+            if counters.step % config.row_length == 0:
+                means, totals = session.average(totals, state, counters.step)
                 if means and config.analysis:
-                    generator = host_generator(config.seed, "probe", count.step)
+                    generator = host_generator(config.seed, "probe", counters.step)
                     states = experience.replay.sample(config.analysis_samples, generator)
                     means |= probe_features(agent, state, states)
-                frames = count.step * env.spec.frames_per_step
-                session.add_row(count.step, {"frame": frames, "updates": count.updates, "epsilon": epsilon, **means})
-            session.show_progress(count.step)
+                frames = counters.step * env.spec.frames_per_step
+                row = {"frame": frames, "updates": counters.updates, "epsilon": epsilon, **means}
+                session.add_row(counters.step, row)
+            session.show_progress(counters.step)
 
             # A lost life may end an episode for the agent; the game, whose return is recorded, continues.
-            is_over = has_ended and not (env.game_continues and count.episode_length < config.max_episode_steps)
+            is_over = has_ended and not (env.game_continues and counters.episode_length < config.max_episode_steps)
             if is_over:
-                session.add_episode(count.epoch, count.step, count.episode_return, count.episode_length)
-                count.epoch_returns.append(count.episode_return)
-                count.episode_return, count.episode_length = 0.0, 0
+                session.add_episode(counters.epoch, counters.step, counters.episode_return, counters.episode_length)
+                counters.epoch_returns.append(counters.episode_return)
+                counters.episode_return, counters.episode_length = 0.0, 0
             if has_ended:
                 experience.history.end_episode(is_over=is_over)
-                state = experience.begin_episode(call.observe, state, count.episode, restart=is_over)
+                state = experience.begin_episode(call.observe, state, counters.episode, restart=is_over)
 
             stopping = control.should_stop()
-            if is_over and count.step - count.epoch_start >= _epoch_length(config, count.epoch):
-                result = Epoch(count.epoch, count.step, count.epoch_returns)
-                count.epoch, count.epoch_start, count.epoch_returns = count.epoch + 1, count.step, []
+            if is_over and counters.step - counters.epoch_start >= _epoch_length(config, counters.epoch):
+                result = Epoch(counters.epoch, counters.step, counters.epoch_returns)
+                counters.epoch, counters.epoch_start, counters.epoch_returns = counters.epoch + 1, counters.step, []
                 session.end_epoch(result, state)
                 save()
                 yield result
             elif stopping or session.is_checkpoint_due():
                 save()
-            if stopping and count.epoch < config.num_epochs:
-                raise session.interrupted(f"at step {count.step:,}")
+            if stopping and counters.epoch < config.num_epochs:
+                raise session.interrupted(f"at step {counters.step:,}")
     finally:
         session.close()
 
@@ -147,27 +148,27 @@ def _open(
         return experience
 
     tables = {"episodes": EPISODE_COLUMNS, "metrics": metrics_columns(totals, probe_columns(config))}
-    count, lengths = HostCounters(), {}
+    counters, lengths = HostCounters(), {}
     if restored := restore([run_dir], {"agent": state, "totals": totals}, load):
         (newest,) = restored
-        count, lengths, experience = newest.counters(HostCounters), newest.table_lengths, newest.extra
+        counters, lengths, experience = newest.counters(HostCounters), newest.table_lengths, newest.extra
         state, totals = newest.tree["agent"], newest.tree["totals"]
-        progress.say(f"resumed after {count.step:,} steps")
-        experience.history.repeat(env, config.seed, count.episode, config.env_id)
+        progress.say(f"resumed after {counters.step:,} steps")
+        experience.history.replay_actions(env, config.seed, counters.episode, config.env_id)
     else:
         experience = Experience(config, run_dir, env, make_replay())
     session = Session(
         config,
         run_dir,
-        count,
+        counters,
         tables,
         lengths,
         progress,
-        first_step=count.step,
+        first_step=counters.step,
         frames_per_step=env.spec.frames_per_step,
     )
     if not restored:
-        state = experience.begin_episode(call.observe, state, count.episode, restart=False)
+        state = experience.begin_episode(call.observe, state, counters.episode, restart=False)
     return state, totals, experience, session
 
 

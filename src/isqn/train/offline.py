@@ -129,11 +129,11 @@ def train(
         "metrics": (*metrics_columns(totals, probe_columns(config)), "waiting_share"),
         **({"measures": ("epoch", "step", *measures)} if measures else {}),
     }
-    state, totals, count, lengths = _restore(run_dir, call.init(config.seed), totals, source, initialise, progress)
+    state, totals, counters, lengths = _restore(run_dir, call.init(config.seed), totals, source, initialise, progress)
     state, totals = devices.replicate((state, totals))
-    update = devices.compile_update(call.update, state, totals, count.updates)
+    update = devices.compile_update(call.update, state, totals, counters.updates)
     session = Session(
-        config, run_dir, count, tables, lengths, progress, first_step=count.updates, keeps_files=devices.is_first
+        config, run_dir, counters, tables, lengths, progress, first_step=counters.updates, keeps_files=devices.is_first
     )
     waited = 0.0  # seconds that the device was idle since the last row
 
@@ -143,23 +143,23 @@ def train(
     def save() -> None:
         local = devices.local_copy({"agent": state, "totals": totals})
         session.save(
-            count.updates,
+            counters.updates,
             local["agent"],
             local["totals"],
             lambda: checkpoint.flatten(local),
             lambda: {"learned_from": source.digest},
         )
 
-    batches = Batches(draw, count.updates)
+    batches = Batches(draw, counters.updates)
     try:
-        while count.epoch < config.num_epochs:
+        while counters.epoch < config.num_epochs:
             # Evaluate.
-            if count.updates >= config.epoch_end(count.epoch):
+            if counters.updates >= config.epoch_end(counters.epoch):
                 save()  # a kill in the middle of an evaluation loses that evaluation only
                 began = time.monotonic()
                 acting = devices.local_copy(state)
-                result = _record_evaluation(session, evaluate(acting, count.epoch), measures)
-                count.epoch += 1
+                result = _record_evaluation(session, evaluate(acting, counters.epoch), measures)
+                counters.epoch += 1
                 session.end_epoch(result, acting)
                 save()
                 yield result
@@ -172,31 +172,32 @@ def train(
             if totals["loss"].is_ready():  # the device has nothing else to do
                 waited += time.monotonic() - began
             state, totals = update(state, totals, batch)
-            count.updates += 1
-            count.logged_updates += 1
-            if schedule.is_refresh_due(count.updates):
+            counters.updates += 1
+            counters.logged_updates += 1
+            if schedule.is_refresh_due(counters.updates):
                 state = call.refresh(state)
-            elif schedule.is_sync_due(count.updates):
+            elif schedule.is_sync_due(counters.updates):
                 state = call.sync(state)
 
             # Record.
-            if count.updates % config.row_length == 0:
+            if counters.updates % config.row_length == 0:
                 acting = devices.local_copy(state)
-                means, _ = session.average(devices.local_copy(totals), acting, count.updates)
+                means, _ = session.average(devices.local_copy(totals), acting, counters.updates)
                 totals = jax.tree.map(jnp.zeros_like, totals)
                 waiting_share, waited = waited / session.row_seconds, 0.0
                 if config.analysis:
-                    generator = host_generator(config.seed, "probe", count.updates)
+                    generator = host_generator(config.seed, "probe", counters.updates)
                     states = batches.thread.submit(source.sample, config.analysis_samples, generator).result()
                     means |= probe_features(agent, acting, states)
-                session.add_row(count.updates, {"updates": count.updates, **means, "waiting_share": waiting_share})
-            session.show_progress(count.updates)
+                row = {"updates": counters.updates, **means, "waiting_share": waiting_share}
+                session.add_row(counters.updates, row)
+            session.show_progress(counters.updates)
 
             stopping = devices.any_process(control.should_stop())
             if stopping or session.is_checkpoint_due():
                 save()
             if stopping:
-                raise session.interrupted(f"after {count.updates:,} updates")
+                raise session.interrupted(f"after {counters.updates:,} updates")
     finally:
         batches.close()
         session.close()
@@ -220,22 +221,23 @@ def _restore(
     if not (restored := restore([run_dir], {"agent": state, "totals": totals}, check_source)):
         return initialise(state), totals, OfflineCounters(), {}
     (newest,) = restored
-    count = newest.counters(OfflineCounters)
-    progress.say(f"resumed after {count.updates:,} updates")
-    return newest.tree["agent"], newest.tree["totals"], count, newest.table_lengths
+    counters = newest.counters(OfflineCounters)
+    progress.say(f"resumed after {counters.updates:,} updates")
+    return newest.tree["agent"], newest.tree["totals"], counters, newest.table_lengths
 
 
 def _record_evaluation(session: Session[OfflineCounters], evaluation: Evaluation, measures: tuple[str, ...]) -> Epoch:
     """Write the tables of an evaluation, and return its result."""
-    count = session.counters
+    counters = session.counters
     if measures:
-        row = {"epoch": count.epoch, "step": count.updates, **evaluation.measures}
+        row = {"epoch": counters.epoch, "step": counters.updates, **evaluation.measures}
         session.tables["measures"].add(row)
-        session.tracker.log(row, count.updates)
+        session.tracker.log(row, counters.updates)
     for episode in evaluation.episodes:
-        session.add_episode(count.epoch, count.updates, episode.episodic_return, episode.length, table="evaluations")
+        total, length = episode.episodic_return, episode.length
+        session.add_episode(counters.epoch, counters.updates, total, length, table="evaluations")
     returns = [episode.episodic_return for episode in evaluation.episodes]
-    result = Epoch(count.epoch, count.updates, returns)
+    result = Epoch(counters.epoch, counters.updates, returns)
     session.last_return = result.mean_return if returns else session.last_return
     return result
 

@@ -65,25 +65,25 @@ def specification(config: Any) -> EnvSpec:
 # -- memory
 
 
-def compresses(config: Any, spec: EnvSpec) -> bool:
+def uses_compression(config: Any, spec: EnvSpec) -> bool:
     if config.compress_replay == "auto":
         return spec.is_image and config.observed_spec(spec).frame_dtype in ("uint8", "bool")
     return config.compress_replay == "yes"
 
 
-def replay_factory(config: Any, spec: EnvSpec, rows: int | None = None) -> Callable[[], Replay]:
+def make_replay_factory(config: Any, spec: EnvSpec, rows: int | None = None) -> Callable[[], Replay]:
     """Return a function that makes the replay buffer of a run, or one with another number of rows."""
     return lambda: Replay(
         config.observed_spec(spec),
         rows or config.replay_rows,
-        compress=compresses(config, spec),
+        compress=uses_compression(config, spec),
         num_steps_return=config.num_steps_return,
         discount=config.discount,
         reward_clip=config.reward_clip,
     )
 
 
-def device_replay(config: Any, spec: EnvSpec) -> DeviceReplay:
+def make_device_replay(config: Any, spec: EnvSpec) -> DeviceReplay:
     observed, rows = config.observed_spec(spec), config.replay_rows
     return DeviceReplay(observed, rows, config.num_steps_return, config.discount, config.reward_clip)
 
@@ -91,8 +91,8 @@ def device_replay(config: Any, spec: EnvSpec) -> DeviceReplay:
 def replay_memory(config: Any, spec: EnvSpec) -> Memory:
     """Return the memory of the replay buffers of all seeds that are trained at once."""
     if not uses_compiled_loop(config):
-        return memory_needed(config.observed_spec(spec), config.replay_rows, compresses(config, spec))
-    size = device_replay(config, spec).nbytes * config.num_seeds
+        return memory_needed(config.observed_spec(spec), config.replay_rows, uses_compression(config, spec))
+    size = make_device_replay(config, spec).nbytes * config.num_seeds
     return Memory(columns=0, frames=size, max_frames=size, compressed=False)
 
 
@@ -142,11 +142,11 @@ def train(config: Any, folders: list[Path], env: Environment | None, control: Co
 
 def _train_on_host(config: Any, run_dir: Path, env: Environment, control: Control, *, is_timed: bool) -> None:
     progress = control.progress
-    progress.say(f"{config.label} on {env.spec.id} ({env.spec.protocol}), seed {config.seed}")
+    progress.say(f"{config.label} on {env.spec.id} (protocol {env.spec.protocol}), seed {config.seed}")
     if env.spec.protocol in atari.PROTOCOLS:
         progress.say(atari.PROTOCOLS[env.spec.protocol].describe())
     progress.say(_memory_line(config, env.spec))
-    agent, make_replay = make_run_agent(config, env.spec), replay_factory(config, env.spec)
+    agent, make_replay = make_run_agent(config, env.spec), make_replay_factory(config, env.spec)
     finish = begin_summaries(config, [run_dir], env.spec)
     functions = compile_agent(agent)
     if is_timed and config.total_timesteps >= LONG_RUN_STEPS:
@@ -162,9 +162,9 @@ def _train_on_host(config: Any, run_dir: Path, env: Environment, control: Contro
 def _train_compiled(config: Any, folders: list[Path], control: Control) -> None:
     progress = control.progress
     env = make_native(config.env_id)
-    replay = device_replay(config, env.spec)
+    replay = make_device_replay(config, env.spec)
     seeds = f"seeds {config.seed} to {config.seed + len(folders) - 1}" if len(folders) > 1 else f"seed {config.seed}"
-    progress.say(f"{config.label} on {env.spec.id} ({env.spec.protocol}), {seeds}, compiled loop")
+    progress.say(f"{config.label} on {env.spec.id} (protocol {env.spec.protocol}), {seeds}, compiled loop")
     progress.say(_memory_line(config, env.spec))
     agent = make_run_agent(config, env.spec)
     finish = begin_summaries(config, folders, env.spec)
@@ -178,7 +178,7 @@ def _memory_line(config: Any, spec: EnvSpec) -> str:
     if "buffer_size" in field_names(type(config)):
         return f"{memory}."
     size = agent_bytes(config, spec)
-    replay = f"{memory} for the probes" if config.analysis else "there is no replay"
+    replay = f"{memory}, which only the probes read" if config.analysis else "no replay buffer"
     return f"{size / 1e6:.3g} MB for network, traces and moments; {replay}."
 
 
@@ -186,11 +186,11 @@ def seconds_per_step(config: Any, seconds: float) -> float:
     """Measure the seconds of a step of all seeds, after compiling and after learning has started."""
     if not uses_compiled_loop(config):
         with make_environment(config.env_id, protocol=config.protocol) as env:
-            replay = replay_factory(config, env.spec, rows=timing.ROWS)()
+            replay = make_replay_factory(config, env.spec, rows=timing.ROWS)()
             times = timing.measure(config, make_run_agent(config, env.spec), env, replay, seconds=seconds / 4)
         return times.seconds_per_step(config)
     native = make_native(config.env_id)
-    agent, rows = make_run_agent(config, native.spec), device_replay(config, native.spec)
+    agent, rows = make_run_agent(config, native.spec), make_device_replay(config, native.spec)
     loop, steps = compiled.make_loop(config, agent, native, rows), 100 * config.update_period
     state = loop.init(jax.numpy.arange(config.seed, config.seed + config.num_seeds))
 

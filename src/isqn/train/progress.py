@@ -55,9 +55,9 @@ def say(sentence: str) -> None:
     _write(("\r\x1b[K" if sys.stderr.isatty() else "") + sentence + "\n")
 
 
-def count(number: int, thing: str, plural: str = "") -> str:
+def format_count(number: int, noun: str, plural: str = "") -> str:
     """Return a number with its noun: "1 job", "2 jobs"."""
-    return f"{number:,} {thing if number == 1 else plural or f'{thing}s'}"
+    return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
 
 
 def _write(text: str) -> None:
@@ -125,7 +125,7 @@ class Progress:
 
 
 class Control(NamedTuple):
-    """Connection of a training loop to its user."""
+    """Progress reports of a training loop, and requests to stop it."""
 
     progress: Progress  # where it reports
     should_stop: Callable[[], bool]  # whether it must save and stop

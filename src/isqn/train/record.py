@@ -113,7 +113,9 @@ def require_free(run_dir: Path, overwrite: bool = False) -> None:
             f"{run_dir} holds a finished run; choose another --run-dir or --experiment, or add --overwrite."
         )
     if state == "unfinished" and not overwrite:
-        raise UserError(f"{run_dir} holds an unfinished run; go on with `isqn resume {run_dir}`, or add --overwrite.")
+        raise UserError(
+            f"{run_dir} holds an unfinished run; resume it with `isqn resume {run_dir}`, or add --overwrite."
+        )
     if state == "foreign":
         raise UserError(f"{run_dir} exists and is not a run; choose another --run-dir.")
 
@@ -314,7 +316,8 @@ class Tracker:
 
     def _switch_off(self, name: str, error: Exception) -> None:
         self._log = self._finish = None
-        warnings.warn(f"{name} failed and is switched off; the run goes on with its own files: {error}", stacklevel=3)
+        consequence = "is switched off; the run continues and still writes its own files"
+        warnings.warn(f"{name} failed and {consequence}: {error}", stacklevel=3)
 
 
 def results_table(run_dir: Path) -> Path:

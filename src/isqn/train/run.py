@@ -92,18 +92,23 @@ def start(config: Run, run_dir: Path | None = None, *, overwrite: bool = False, 
     require_possible(config, specification(config), is_new=True)
     for folder in folders:
         record.require_free(folder, overwrite)
-        for place in config.input_paths.values():
-            if folder.resolve().is_relative_to(Path(place).resolve()):
-                raise UserError(f"{folder} lies in {place}, which is learned from; choose another --run-dir.")
-            if Path(place).resolve().is_relative_to(folder.resolve()):
-                raise UserError(f"{place} lies in {folder}, which is to be overwritten; choose another --run-dir.")
+        for path in config.input_paths.values():
+            if folder.resolve().is_relative_to(Path(path).resolve()):
+                raise UserError(
+                    f"The run folder {folder} is inside {path}, an input of the run; choose another --run-dir."
+                )
+            if Path(path).resolve().is_relative_to(folder.resolve()):
+                raise UserError(
+                    f"The run folder {folder} would be emptied and contains {path}, an input of the run; choose "
+                    "another --run-dir."
+                )
     parallel.barrier("checked")
     if not parallel.is_first():
         train(config.replace(track="none"), folders, quiet=True)
         return folders
     with record.lock_run(folders):
         for index, folder in enumerate(folders):
-            record.create_run(folder, config.of_seed(index), overwrite)
+            record.create_run(folder, config.with_seed_index(index), overwrite)
         for folder in folders:
             record.write_summary(folder, {"status": "running", "trained_with": relative_paths(folders, folder)})
         train(config, folders, quiet=quiet)
@@ -126,7 +131,7 @@ def run_dirs(config: Run, run_dir: Path | None) -> list[Path]:
     """Return one folder for each seed."""
     if run_dir is not None and config.num_seeds == 1:
         return [run_dir]
-    configs = [config.of_seed(index) for index in range(config.num_seeds)]
+    configs = [config.with_seed_index(index) for index in range(config.num_seeds)]
     return [record.seed_dir(run_dir, one.seed) if run_dir else record.default_run_dir(one) for one in configs]
 
 

@@ -68,7 +68,7 @@ class SeedSessions:
         self._replay_files = [seed.replay_files for seed in saved]
         self._sessions = [
             Session(
-                config.of_seed(index),
+                config.with_seed_index(index),
                 run_dir,
                 seed.counters,
                 {"episodes": EPISODE_COLUMNS, "metrics": columns},

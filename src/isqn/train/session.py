@@ -138,10 +138,10 @@ class Session(Generic[SomeCounters]):
 
     def end_epoch(self, result: Epoch, state: Any) -> None:
         """Save the agent if its epoch is the best so far, by mean return."""
-        count = self.counters
-        if not result.returns or (count.best is not None and result.mean_return <= count.best):
+        counters = self.counters
+        if not result.returns or (counters.best is not None and result.mean_return <= counters.best):
             return
-        count.best = result.mean_return
+        counters.best = result.mean_return
         if self._keeps_files:
             self.require_finite(state, (), result.step)
             save_best(self.run_dir, state, result)
@@ -181,7 +181,7 @@ class Session(Generic[SomeCounters]):
         return time.monotonic() - self._saved_at > 60 * self.config.checkpoint_minutes
 
     def interrupted(self, at: str) -> Interrupted:
-        return Interrupted(f"stopped {at}; go on with `isqn resume {self.run_dir}`")
+        return Interrupted(f"stopped {at}; resume with `isqn resume {self.run_dir}`")
 
     def require_finite(self, state: Any, totals: Any, step: int) -> None:
         """Stop at the first number that is not finite, before it reaches a checkpoint."""

@@ -42,7 +42,7 @@ def find_source(folder: Path, env_id: str | None, run: int, checkpoints: int) ->
             return sources.minari(folder, env.spec, env.to_frame), env.spec
     if (folder / "dataset" / INDEX).is_file():
         raise UserError(f"{folder} is a run, whose dataset is {folder / 'dataset'}.")
-    raise UserError(f"{folder} is nothing that can be converted; known are {FORMATS}.")
+    raise UserError(f"{folder} is not a dataset of a known format; the formats are {FORMATS}.")
 
 
 def _atari_spec(folder: Path, env_id: str | None) -> EnvSpec:
@@ -55,4 +55,4 @@ def _atari_spec(folder: Path, env_id: str | None) -> EnvSpec:
 
 
 def _refuse_unnamed(folder: Path) -> NoReturn:
-    raise UserError(f"{folder} does not say what was played; name it by --env-id.")
+    raise UserError(f"The environment of {folder} is not recorded; give it by --env-id.")

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from isqn.study.engines.base import RETRIES, Engine, Handle, Job, worst
+from isqn.study.engines.base import RETRIES, Engine, Handle, Job, combine_exit_codes
 from isqn.study.engines.local import Local, default_workers, share_cores, visible_gpus
 from isqn.types import UserError
 
@@ -21,12 +21,12 @@ __all__ = [
     "Handle",
     "Job",
     "Local",
+    "combine_exit_codes",
     "default_workers",
     "make",
     "require_flags",
     "share_cores",
     "visible_gpus",
-    "worst",
 ]
 
 

@@ -118,7 +118,7 @@ def _wait(process: subprocess.Popen[bytes]) -> int:
     return code
 
 
-def worst(codes: Sequence[int]) -> int:
+def combine_exit_codes(codes: Sequence[int]) -> int:
     """Return the exit code of a job of several processes: if one was lost, the others fail because of it."""
     lost = [code for code in codes if code < 0]
     return next((code for code in (*lost, FAILED, INTERRUPTED) if code in codes), max(codes))

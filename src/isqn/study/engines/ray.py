@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from isqn.exits import INTERRUPTED
-from isqn.study.engines.base import LOST, Job, execute, import_library, worst
+from isqn.study.engines.base import LOST, Job, combine_exit_codes, execute, import_library
 from isqn.train import parallel
 from isqn.types import UserError
 
@@ -87,7 +87,7 @@ class RayHandle(NamedTuple):
             return None
         for reference in running:  # one task has failed, and the others would wait for it
             self.ray.cancel(reference)
-        return worst(codes)
+        return combine_exit_codes(codes)
 
     def _code(self, reference: Any) -> int:
         try:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from zlib import crc32
 
-from isqn.study.engines.base import LOST, Job, Launch, execute, import_library, worst
+from isqn.study.engines.base import LOST, Job, Launch, combine_exit_codes, execute, import_library
 from isqn.train import parallel
 from isqn.types import UserError
 
@@ -63,7 +63,7 @@ class SlurmHandle(NamedTuple):
         if self.is_local and not self.job.paths.result_pickle.exists():
             return LOST  # submitit would wait 15 s, for network file systems
         try:
-            return worst([int(code) for code in self.job.results()])
+            return combine_exit_codes([int(code) for code in self.job.results()])
         except Exception:  # submitit has many: killed, out of memory, lost, failed
             return LOST
 

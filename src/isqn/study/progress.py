@@ -20,7 +20,7 @@ MAX_ROWS = 20
 
 
 @dataclass
-class Board:
+class StudyProgress:
     """Progress of the runs of a study, and messages that do not disturb the table."""
 
     study: Study

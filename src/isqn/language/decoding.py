@@ -29,18 +29,18 @@ class TokenScores(NamedTuple):
     v: Array  # (...): mean over the pairs
 
 
-class Writer(NamedTuple):
-    """Functions that write guesses, in many games at once."""
+class Decoder(NamedTuple):
+    """Functions that decode guesses, in many games at once."""
 
     score: Callable[[AgentState, Array], TokenScores]  # tokens (B, T) -> (B, T, ...)
     choose: Callable[[Array, Array], Array]  # scores (..., tokens), key -> token
     init_caches: Callable[[int], tuple[Cache, ...]]  # number of games
     # state, caches, new tokens (B, answer), their first position, their number, key -> tokens of a guess, caches
-    write_guess: Callable[..., tuple[Array, tuple[Cache, ...]]]
+    decode_guess: Callable[..., tuple[Array, tuple[Cache, ...]]]
 
 
-def make_writer(config: IlqlConfig, spec: TextSpec) -> Writer:
-    """Make the functions that write."""
+def make_decoder(config: IlqlConfig, spec: TextSpec) -> Decoder:
+    """Make the functions that decode."""
     scheme = config.target_scheme
     values, policy, empty_cache = make_networks(config, spec.num_actions)
     online = np.array(scheme.online)
@@ -102,7 +102,7 @@ def make_writer(config: IlqlConfig, spec: TextSpec) -> Writer:
             results.append(values.features(params, tokens, None, cache, starts))
         return [features for features, _ in results], tuple(cache for _, cache in results)
 
-    def write_guess(state: AgentState, caches: Any, new: Array, starts: Array, count: Array, key: Array) -> Any:
+    def decode_guess(state: AgentState, caches: Any, new: Array, starts: Array, count: Array, key: Array) -> Any:
         """Read the new tokens, then write a guess, always `spec.action_tokens` long.
 
         Tokens after the end of a shorter guess are never read: later ones overwrite them in the caches.
@@ -121,4 +121,4 @@ def make_writer(config: IlqlConfig, spec: TextSpec) -> Writer:
         (caches, *_), tokens = jax.lax.scan(write_token, carry, jax.random.split(key, spec.action_tokens))
         return tokens.T, caches
 
-    return Writer(score, choose, init_caches, write_guess)
+    return Decoder(score, choose, init_caches, decode_guess)
