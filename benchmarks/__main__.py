@@ -39,7 +39,7 @@ from isqn.data.convert import convert
 from isqn.data.dataset import Dataset, DatasetWriter, Provenance
 from isqn.data.replay import Replay
 from isqn.data.sources import dopamine
-from isqn.envs.adapter import make_environment
+from isqn.envs.adapter import make_environment, make_run_environment
 from isqn.envs.registry import make_native
 from isqn.language.data import source_from_players
 from isqn.language.game import SPEC
@@ -217,7 +217,7 @@ def atari_loop(rounds: int) -> dict[str, Any]:
     config = base.replace(
         scheme="iterated-shared", num_bellman_iterations=9, total_timesteps=steps, max_episode_steps=100
     )
-    env = make_environment(config.env_id, protocol=config.protocol)
+    env = make_run_environment(config)
     agent = dqn.make(config, env.spec)
     functions = compile_agent(agent)
     clock = Clock()
@@ -239,10 +239,8 @@ def atari_loop(rounds: int) -> dict[str, Any]:
         _wrapped(Replay, ("sample", "add"), clock),
         _wrapped(checkpoint, ("write",), clock),
     ):
-        make_replay, control = (
-            online.make_replay_factory(config, env.spec),
-            Control(Progress(steps, False), lambda: False),
-        )
+        make_replay = online.make_replay_factory(config, env.spec)
+        control = Control(Progress(steps, False), lambda: False)
         list(host.train(config, Path(folder), agent, env, make_replay, functions, control))
     seconds, spent = marks
     shares = {part: spent[part] / seconds for part in ("update", "emulator", "act", "sample", "add")}
@@ -366,7 +364,7 @@ STREAM_STEPS = 50
 
 def atari_stream(config: DqnConfig) -> Callable[[], Any]:
     """Steps as the host loop takes them: act, emulate, normalise, learn, refresh."""
-    env = make_environment(config.env_id, protocol=config.protocol)
+    env = make_run_environment(config)
     agent, replay = make_agent(config, env.spec), online.make_replay_factory(config, env.spec)()
     call = compile_agent(agent)
     state, totals, choice = call.init(0), zero_totals(agent, config, env.spec), None

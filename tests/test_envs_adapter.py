@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -11,12 +14,16 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+import isqn
 from helpers import registries_restored
+from isqn.agents.registry import make_config
+from isqn.cli import main
 from isqn.envs import atari, minatar
-from isqn.envs.adapter import Environment, list_environments, make_environment
+from isqn.envs.adapter import Environment, has_channels_first, list_environments, make_environment
 from isqn.envs.check import check_environment
 from isqn.imports import import_all
-from isqn.types import UserError
+from isqn.train import online, record, run
+from isqn.types import EnvSpec, UserError
 
 
 class Good(gym.Env):
@@ -434,3 +441,130 @@ def test_check_finds_a_step_of_four_values_behind_a_time_limit():
 def test_reset_refuses_an_observation_of_another_shape():
     with pytest.raises(UserError, match="an observation has the shape"):
         make_environment(WrongShape()).reset(0)
+
+
+# -- keyword arguments and wrappers ----------------------------------------------------------------------------------
+
+
+LAKE = {"desc": ["SF", "HG"], "is_slippery": False}
+LEARN = {"hidden_sizes": (), "learning_rate": 0.1, "learning_starts": 100, "target_update_period": 50}
+
+
+def frozen_lake(**fields):
+    return make_config("dqn", env_id="FrozenLake-v1", epsilon_decay_steps=500, discount=0.9, **LEARN, **fields)
+
+
+def test_keyword_arguments_are_a_setting_that_every_command_applies(tmp_path):
+    """On a lake that is not slippery the goal can always be reached; on the slippery one it cannot."""
+    config = frozen_lake(env_kwargs=LAKE, total_timesteps=1_000, epoch_steps=500)
+    assert config.env_kwargs == '{"desc": ["SF", "HG"], "is_slippery": false}'
+    assert not online.uses_compiled_loop(config)
+    run.start(config, tmp_path / "run", quiet=True)
+    assert record.read_config(tmp_path / "run") == config
+    assert record.read_summary(tmp_path / "run")["protocol"] == f"gymnasium {config.env_kwargs}"
+    model = isqn.Model.load(tmp_path / "run")
+    assert [episode.episodic_return for episode in isqn.evaluate(model, episodes=20, epsilon=0.0)] == [1.0] * 20
+
+    assert main(["data", "collect", str(tmp_path / "run"), "-o", str(tmp_path / "data"), "--steps", "60"]) == 0
+    words = ["--num-updates", "300", "--epoch-updates", "300", "--evaluation-steps", "60", "--quiet"]
+    words += ["--hidden-sizes", "--learning-rate", "0.1", "--target-update-period", "20"]
+    offline = str(tmp_path / "offline")
+    assert main(["train", "cql", "--dataset", str(tmp_path / "data"), *words, "--run-dir", offline]) == 0
+    assert record.read_config(Path(offline)).env_kwargs == config.env_kwargs
+    assert record.read_summary(Path(offline))["epoch_returns"][-1] == 1.0
+
+
+def test_wrappers_are_a_setting_too():
+    settings = '["TimeAwareObservation", ["ClipReward", {"max_reward": 0.5}]]'
+    env = make_environment("CartPole-v1", env_wrappers=settings)
+    assert env.spec.frame_shape == (5,)
+    assert env.spec.protocol == f"gymnasium {settings}"
+    env.reset(0)
+    first, second = env.step(0), env.step(1)
+    assert (first.reward, second.reward) == (0.5, 0.5)
+    assert (first.frame[-1], second.frame[-1]) == (1.0, 2.0)
+    assert EnvSpec.from_json(json.loads(json.dumps(env.spec.to_json()))) == env.spec
+
+
+@pytest.mark.parametrize(
+    ("env_id", "settings", "sentence"),
+    [
+        ("CartPole-v1", {"env_kwargs": '{"foo": 1}'}, 'CartPole-v1 cannot be made with --env-kwargs {"foo": 1}: TypeE'),
+        (
+            "CartPole-v1",
+            {"env_kwargs": '{"render_mode": "human"}'},
+            "sets render_mode, which isqn sets itself",
+        ),
+        ("CartPole-v1", {"env_wrappers": '["ClipRewards"]'}, "names 'ClipRewards'; did you mean ClipReward?"),
+        ("CartPole-v1", {"env_wrappers": '["RecordVideo"]'}, "names 'RecordVideo'; choose one of AtariPreprocessing,"),
+        (
+            "CartPole-v1",
+            {"env_wrappers": '[["ClipReward"]]'},
+            'has the entry ["ClipReward"]; an entry is',
+        ),
+        ("CartPole-v1", {"env_wrappers": '["ReshapeObservation"]'}, "made with --env-wrappers ["),
+        (
+            "MinAtar/Breakout",
+            {"env_kwargs": '{"a": 1}'},
+            "is for environments that gymnasium.make makes",
+        ),
+    ],
+)
+def test_wrong_keyword_arguments_and_wrappers_are_refused(env_id, settings, sentence):
+    with pytest.raises(UserError, match=re.escape(sentence)):
+        make_environment(env_id, **settings)
+
+
+@pytest.mark.parametrize(
+    ("value", "sentence"),
+    [
+        ("slippery", "env_kwargs is 'slippery'; it must be JSON, an object, such as"),
+        ("[1]", "env_kwargs is '[1]'; it must be an object, such as"),
+        ({"a": object}, "it must be JSON, an object, such as"),
+    ],
+)
+def test_keyword_arguments_are_json(value, sentence):
+    with pytest.raises(UserError, match=re.escape(sentence)):
+        frozen_lake(env_kwargs=value)
+    assert frozen_lake(env_kwargs="{}").env_kwargs == frozen_lake(env_kwargs={}).env_kwargs == ""
+    assert frozen_lake(env_kwargs=' {"b":1,"a":2}').env_kwargs == '{"a": 2, "b": 1}'
+
+
+class ChannelsFirst(gym.Env):
+    """Images whose value at (channel, row, column) says where it is."""
+
+    observation_space = gym.spaces.Box(0, 255, (3, 40, 50), np.uint8)
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        channels, rows, columns = np.indices((3, 40, 50))
+        return (50 * channels + rows + columns).astype(np.uint8), {}
+
+    def step(self, action):
+        return self.reset()[0], 0.0, True, False, {}
+
+
+def test_images_with_channels_first_are_turned():
+    env = make_environment(ChannelsFirst())
+    assert env.spec.frame_shape == (40, 50, 3)
+    frame = env.reset(0)
+    assert frame.flags["C_CONTIGUOUS"]
+    assert [frame[7, 9, channel] for channel in range(3)] == [16, 66, 116]
+    assert isqn.check_environment(ChannelsFirst()) == [
+        "Remark: images of shape (3, 40, 50) are taken to have their channels first, and are turned to (40, 50, 3)."
+    ]
+    model = isqn.Model("dqn", env=ChannelsFirst())
+    obs = ChannelsFirst().reset()[0]
+    assert model.predict(obs)[0] == model.predict(obs[None])[0][0]
+
+
+@pytest.mark.parametrize(
+    ("shape", "is_first"),
+    [
+        *(((3, 84, 84), True), ((4, 84, 84), True), ((1, 10, 10), True), ((12, 84, 84), True), ((4, 10, 10), True)),
+        *(((84, 84, 3), False), ((10, 10, 4), False), ((84, 84, 12), False), ((6, 10, 10), False), ((3, 3, 3), False)),
+    ],
+)
+def test_which_images_have_channels_first(shape, is_first):
+    assert has_channels_first(shape) is is_first

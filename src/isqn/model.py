@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import weakref
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from tempfile import mkdtemp
@@ -29,7 +28,7 @@ from isqn.config.fields import (
 )
 from isqn.config.toml import to_toml
 from isqn.data.files import DamagedFile
-from isqn.envs.adapter import Environment, make_environment
+from isqn.envs.adapter import Environment, make_environment, make_run_environment
 from isqn.imports import import_module_of
 from isqn.presets import default_config, preset_config
 from isqn.schemes import TargetScheme, infer_k
@@ -81,6 +80,8 @@ class Model:
         with name_as_given(type(base), fields):
             config = config_from_mapping({**settings, "env_id": env_id}, "isqn.Model", base)
             require_effect(config, base)
+            if self._env and (config.env_kwargs or config.env_wrappers):
+                raise UserError("isqn.Model: env is made already; env_kwargs and env_wrappers are for its id.")
             one = "must be 1 for a Model; `isqn train` and `isqn study` train several seeds"
             require(config, "num_seeds", config.num_seeds == 1, one)
         self._set_config(config)
@@ -210,6 +211,8 @@ class Model:
         if obs.dtype.kind not in "biuf" or not np.isfinite(obs).all():
             raise UserError(f"The observation must contain only finite numbers, but is {obs.tolist()!r:.60}.")
         obs = obs.astype(self.spec.frame_dtype)
+        if self.spec.channels_first and obs.ndim in (3, 4):
+            obs = np.moveaxis(obs, -3, -1)
         accepted = (shape, shape[:-1]) if self.spec.is_image and shape[-1] == 1 else (shape,)
         is_single = obs.shape in accepted
         if not is_single and obs.shape[1:] not in accepted:
@@ -238,7 +241,7 @@ class Model:
         if record.run_state(folder) != "new" and not (folder / "model" / "manifest.json").is_file():
             raise UserError(f"{folder} holds something else; save to a folder of its own.")
         folder.mkdir(parents=True, exist_ok=True)
-        manifest = {"kind": "model", "step": self.num_timesteps, "spec": asdict(self.spec)}
+        manifest = {"kind": "model", "step": self.num_timesteps, "spec": self.spec.to_json()}
         checkpoint.write(folder / "model", checkpoint.flatten({"agent": self.state}), manifest)
         record.replace_text(folder / "config.toml", to_toml(self.config))
 
@@ -263,9 +266,7 @@ class Model:
             arrays, manifest = checkpoint.read(folder / "model")
         except DamagedFile as error:
             raise UserError(f"{folder} cannot be loaded: {error}") from None
-        described: dict[str, Any] = manifest["spec"]
-        fields: Any = {name: tuple(v) if isinstance(v, list) else v for name, v in described.items()}
-        spec = EnvSpec(**fields)
+        spec = EnvSpec.from_json(manifest["spec"])
         if model._env:
             _require_same_shapes(spec, model._env.spec)
         model._set_config(config, spec)
@@ -316,7 +317,7 @@ def evaluate(
     if epsilon is not None and not 0 <= epsilon <= 1:
         raise UserError(f"epsilon is {epsilon!r}; it must be between 0 and 1.")
     own_env: Environment | None = model._env if env is None else None
-    used_env = own_env or make_environment(env or model.config.env_id, protocol=model.config.protocol)
+    used_env = own_env or (make_environment(env) if env else make_run_environment(model.config))
     _require_same_shapes(model.spec, used_env.spec)
     results = play(
         model._deterministic_agent if find_agent(model.config.agent).evaluation_rule else model._agent,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -71,6 +71,21 @@ class EnvSpec:
     action_high: tuple[float, ...] = ()  # environment value of the agent's 1, per action dimension
     action_box: tuple[int, ...] = ()  # shape of a continuous action in the environment
     action_type: str = "float32"  # numpy dtype name of a continuous action in the environment
+    env_kwargs: str = ""  # keyword arguments of the environment, as the setting of that name
+    env_wrappers: str = ""  # wrappers of the environment, as the setting of that name
+    channels_first: bool = False  # whether the environment's images have their channels on the first axis
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as JSON values; newer ones only if they are set, so that older files stay the same."""
+        fields = {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(self).items()}
+        newer = ("env_kwargs", "env_wrappers", "channels_first")
+        return {name: value for name, value in fields.items() if value or name not in newer}
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> EnvSpec:
+        """Return the specification with the fields of `to_json`."""
+        values: Any = {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
+        return cls(**values)
 
     @property
     def obs_shape(self) -> tuple[int, ...]:

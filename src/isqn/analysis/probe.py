@@ -13,7 +13,7 @@ import numpy as np
 from isqn.agents import normalisation
 from isqn.agents.base import AgentState, target_schedule
 from isqn.envs import toy
-from isqn.envs.adapter import Environment, make_environment
+from isqn.envs.adapter import Environment, make_run_environment
 from isqn.keys import host_generator
 from isqn.networks import Network
 from isqn.train import online, run
@@ -62,7 +62,7 @@ def probe_run(
                 f"--metric {metric} is not for {config.label}; choose one of {', '.join(list_metrics(config))}."
             )
     with naming_missing_imports(run_dir):
-        env = make_environment(config.env_id, protocol=config.protocol)
+        env = make_run_environment(config)
         trained = make_run_agent(config, env.spec)
     with env:
         state, step = load_agent_state(run_dir, trained, which)
@@ -133,7 +133,7 @@ class KnownValues(NamedTuple):
 def known_values(run_dir: Path) -> KnownValues | None:
     """Return the learned and the true values of a run on a toy problem; None for any other environment."""
     config: Any = read_config(run_dir)
-    if config.env_id not in toy.PROBLEMS:
+    if config.env_id not in toy.PROBLEMS or config.env_kwargs or config.env_wrappers:
         return None
     problem = toy.PROBLEMS[config.env_id]()
     agent = make_run_agent(config, run.specification(config))

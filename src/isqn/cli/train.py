@@ -115,6 +115,7 @@ def _base_config(args: Sequence[str], agent: str | None) -> tuple[Run, str]:
 
         spec = spec_from_index(read_index(Path(base.dataset)))
         recorded = {"env_id": spec.id, "protocol": spec.protocol, "dataset": base.dataset}
+        recorded |= {"env_kwargs": spec.env_kwargs, "env_wrappers": spec.env_wrappers}
     if base.preset and base.preset != "auto":
         return preset_config(base.preset, agent).replace(**recorded), f"preset {base.preset}"
     env_id = recorded.get("env_id") or base.env_id or make_config(agent).env_id

@@ -11,6 +11,7 @@ import dataclasses
 import difflib
 import inspect
 import itertools
+import json
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -93,9 +94,12 @@ class Mark:
 
 MAY_CHANGE = Mark("may change between a stop and a resume")
 SIZE = Mark("decides how much memory the network takes")
+JSON_OBJECT = Mark("JSON text of an object, kept in its shortest form with sorted names")
+JSON_LIST = Mark("JSON text of a list, kept in its shortest form")
 INPUT_PATH = Mark("path that a run reads; it may change too, because checkpoints have a digest of its contents")
 
 
+JSON_FLAG = tyro.conf.arg(metavar="JSON")
 NONE_OR_NUMBER = tyro.conf.arg(metavar="None|FLOAT")  # tyro's own words are {None}|FLOAT
 EMPTY_IS_NONE = tyro.conf.arg(help_behavior_hint=lambda default: f"(default: {default or 'none'})")  # for a tuple
 
@@ -212,11 +216,29 @@ def require(config: Any, field: str, holds: bool, rule: str) -> None:
 def check(config: Any) -> None:
     """Refuse a value of the wrong type or out of its range; turn lists into tuples and integers into floats."""
     kind = type(config)
+    for mark, python_type in ((JSON_OBJECT, dict), (JSON_LIST, list)):
+        for name in find_rules(kind, mark):
+            object.__setattr__(config, name, _json_text(name, getattr(config, name), python_type))
     for name, hint in field_types(kind).items():
         object.__setattr__(config, name, _checked(name, getattr(config, name), hint))
     for name, bounds in find_rules(kind, Range).items():
         value = getattr(config, name)
         require(config, name, value is None or value in bounds, str(bounds))
+
+
+def _json_text(name: str, value: Any, python_type: type) -> str:
+    """Return a JSON value, given as text or as a Python object, as text; "" if it is empty."""
+    wanted = """an object, such as '{"size": 3}'""" if python_type is dict else """a list, such as '["ClipReward"]'"""
+    try:
+        parsed = json.loads(value or "null") if isinstance(value, str) else value
+        text = json.dumps(parsed, sort_keys=True, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UserError(f"{flag(name)} is {value!r}; it must be JSON, {wanted} ({error}).") from None
+    if not parsed:
+        return ""
+    if not isinstance(parsed, python_type):
+        raise UserError(f"{flag(name)} is {value!r}; it must be {wanted}.")
+    return text
 
 
 def _checked(name: str, value: Any, hint: Any) -> Any:

@@ -16,6 +16,9 @@ from isqn.config.fields import (
     AT_LEAST_ONE,
     AT_LEAST_ZERO,
     INPUT_PATH,
+    JSON_FLAG,
+    JSON_LIST,
+    JSON_OBJECT,
     MAX_INTEGER,
     MAY_CHANGE,
     NONE_OR_NUMBER,
@@ -42,6 +45,8 @@ TargetUpdatePeriod = Annotated[int, AT_LEAST_ONE, NEEDS_REFRESH, alias("target-n
 TargetStepSize = Annotated[float, Range(0, 1, open_low=True), NEEDS_REFRESH, alias("tau")]
 LearningRate = Annotated[float, AT_LEAST_ZERO]
 LearningStarts = Annotated[int, AT_LEAST_ZERO, alias("min-replay-history")]
+EnvKwargs = Annotated[str, JSON_OBJECT, JSON_FLAG]
+EnvWrappers = Annotated[str, JSON_LIST, JSON_FLAG]
 RewardClip = Annotated[float | None, POSITIVE, NONE_OR_NUMBER]
 
 
@@ -96,6 +101,8 @@ class Run:
     num_seeds = 1
     loop = "auto"
     protocol = "auto"
+    env_kwargs = ""
+    env_wrappers = ""
     max_episode_steps = 27_000
     acting_rule = ""
     evaluation_epsilon = 0.0
@@ -218,6 +225,10 @@ class Interaction(Run):
 
     protocol: str = "auto"
     """Protocol. Atari: machado2018, streaming, reference; dm_control: action-repeat-2, -1, -4, -8. auto: the first."""
+    env_kwargs: EnvKwargs = ""
+    """Keyword arguments of the environment for gymnasium.make, as JSON: '{"is_slippery": false}'."""
+    env_wrappers: EnvWrappers = ""
+    """Gymnasium wrappers of the environment, as JSON: '["FlattenObservation", ["ClipReward", {"max_reward": 1}]]'."""
     max_episode_steps: Annotated[int, AT_LEAST_ONE] = 27_000
     """Agent steps after which an episode is truncated (H), beside any limit of the environment."""
     total_timesteps: Annotated[int, AT_LEAST_ONE, MAY_CHANGE] = 50_000
@@ -286,6 +297,10 @@ class FromDataset(Offline):
     """Folder of the dataset to learn from (made by `isqn data`). It also sets the environment."""
     protocol: str = "auto"
     """Protocol of Atari or dm_control, as for `isqn train dqn`. auto: the protocol of the dataset."""
+    env_kwargs: EnvKwargs = ""
+    """Keyword arguments of the environment for gymnasium.make, as JSON. Default: those of the dataset."""
+    env_wrappers: EnvWrappers = ""
+    """Gymnasium wrappers of the environment, as JSON. Default: those of the dataset."""
     max_episode_steps: Annotated[int, AT_LEAST_ONE] = 27_000
     """Agent steps after which an episode is truncated (H), beside any limit of the environment."""
     reward_clip: RewardClip = None

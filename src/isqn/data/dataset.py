@@ -144,7 +144,7 @@ class DatasetWriter:
         if self.total > len(files) * self._shard_rows:
             files.append(self._write_shard(len(files)))
         description = {"rows": self.total, "shard_rows": self._shard_rows, "files": files}
-        index = {"format": FORMAT, "spec": self.spec_fields, **asdict(self.about), **description, **more}
+        index = {"format": FORMAT, "spec": self.spec.to_json(), **asdict(self.about), **description, **more}
         text = json.dumps({**index, "index_sha256": _digest(index)}, indent=1)
         self.folder.mkdir(parents=True, exist_ok=True)
         replace_text(self.folder / INDEX, text + "\n")
@@ -167,7 +167,7 @@ class DatasetWriter:
                 raise UserError(f"{self.folder} is not empty and not a dataset; give --out another folder.")
             return {}
         index = read_index(self.folder)
-        expected = {**asdict(self.about), "spec": self.spec_fields, **same}
+        expected = {**asdict(self.about), "spec": self.spec.to_json(), **same}
         if any(index.get(name) != value for name, value in expected.items()):
             other = ", ".join(name for name, value in expected.items() if index.get(name) != value)
             raise UserError(
@@ -179,11 +179,6 @@ class DatasetWriter:
         except DamagedFile as error:
             raise UserError(f"{error} Delete {self.folder} and start again.") from None
         return index
-
-    @property
-    def spec_fields(self) -> Description:
-        """The environment specification, JSON-serialisable."""
-        return {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(self.spec).items()}
 
     def restore(self, description: Description) -> None:
         """Load the state that `save` described; raises `DamagedFile` if a file differs from what was written."""
@@ -361,8 +356,7 @@ def shard_rows(spec: EnvSpec) -> int:
 
 def spec_from_index(index: Description) -> EnvSpec:
     """Return the environment specification stored in an index."""
-    fields: Any = {name: tuple(v) if isinstance(v, list) else v for name, v in index["spec"].items()}
-    return EnvSpec(**fields)
+    return EnvSpec.from_json(index["spec"])
 
 
 def _open_shard(path: Path, file: Description) -> dict[str, Array]:

@@ -7,6 +7,7 @@ episode and keeps `terminated` and `truncated` apart; the trainer calls `reset`.
 from __future__ import annotations
 
 import difflib
+import json
 import math
 import re
 import sys
@@ -18,6 +19,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
+from isqn.config.fields import flag, nearest
 from isqn.envs import atari, dmc, minatar, registry, scores
 from isqn.imports import module_of
 from isqn.types import EnvSpec, UserError
@@ -115,13 +117,34 @@ class Environment:
         self.close()
 
 
-def make_environment(env_id: str | gym.Env, *, protocol: str = "auto", render: bool = False) -> Environment:
+def make_run_environment(config: Any, *, render: bool = False) -> Environment:
+    """Make the environment of a run from its settings."""
+    settings = {"protocol": config.protocol, "env_kwargs": config.env_kwargs, "env_wrappers": config.env_wrappers}
+    return make_environment(config.env_id, **settings, render=render)
+
+
+def make_environment(
+    env_id: str | gym.Env,
+    *,
+    protocol: str = "auto",
+    env_kwargs: str = "",
+    env_wrappers: str = "",
+    render: bool = False,
+) -> Environment:
     """Make an environment from its id, or adapt a given `gymnasium.Env`.
 
     Ids: `ALE/Pong-v5`, `MinAtar/Breakout-v1`, `dm_control/dog-walk-v0`, `isqn/Chain-v0`, any other Gymnasium id, or
     `module:Env-v0` of a module that is imported already. `protocol` selects the protocol of an Atari game
     (`atari.PROTOCOLS`) or a dm_control task (`dmc.PROTOCOLS`); all other environments have a single protocol.
+    `env_kwargs` and `env_wrappers` are the settings of these names, for other environments.
     """
+    if (env_kwargs or env_wrappers) and (
+        not isinstance(env_id, str) or env_id.startswith(("ALE/", dmc.PREFIX, "MinAtar/"))
+    ):
+        raise UserError(
+            f"{flag('env_kwargs' if env_kwargs else 'env_wrappers')} is for environments that gymnasium.make makes; "
+            + ("the given one is made already." if not isinstance(env_id, str) else f"{env_id} has its own protocol.")
+        )
     if isinstance(env_id, str) and env_id.startswith("ALE/"):
         settings = atari.find_protocol(protocol)
         if env_id not in atari.list_games():
@@ -135,7 +158,7 @@ def make_environment(env_id: str | gym.Env, *, protocol: str = "auto", render: b
         frames_per_step, frame_stack = dmc.PROTOCOLS[protocol_name], 1
         env = dmc.ControlTask(env_id, frames_per_step, render_mode=_render_mode(render))
     else:
-        env, env_id, protocol_name = _make_gymnasium(env_id, render)
+        env, env_id, protocol_name = _make_gymnasium(env_id, env_kwargs, env_wrappers, render)
         frames_per_step, frame_stack = 1, 1
         require_protocol(protocol, protocol_name, env_id)
     shape, dtype, _ = _frame_format(env.observation_space, env_id)
@@ -148,6 +171,9 @@ def make_environment(env_id: str | gym.Env, *, protocol: str = "auto", render: b
         frames_per_step=frames_per_step,
         **_action_fields(env.action_space, env_id),
         first_state=int(space.start) if isinstance(space := env.observation_space, spaces.Discrete) else None,
+        env_kwargs=env_kwargs,
+        env_wrappers=env_wrappers,
+        channels_first=has_channels_first(env.observation_space.shape),
     )
     return Environment(env, spec)
 
@@ -161,8 +187,13 @@ def require_protocol(protocol: str, name: str, env_id: str) -> None:
         )
 
 
-def _make_gymnasium(env_id: str | gym.Env, render: bool) -> tuple[gym.Env, str, str]:
-    """Return an environment that is neither Atari nor dm_control, its full id and the name of its protocol."""
+def _make_gymnasium(
+    env_id: str | gym.Env, env_kwargs: str, env_wrappers: str, render: bool
+) -> tuple[gym.Env, str, str]:
+    """Return an environment that is neither Atari nor dm_control, its full id and the name of its protocol.
+
+    Keyword arguments and wrappers are part of the name, so that results with other ones are not pooled.
+    """
     if isinstance(env_id, gym.Env):
         return env_id, env_id.spec.id if env_id.spec else type(env_id.unwrapped).__name__, "gymnasium"
     if not isinstance(env_id, str):
@@ -185,18 +216,64 @@ def _make_gymnasium(env_id: str | gym.Env, render: bool) -> tuple[gym.Env, str, 
     versions = [key for key in gym.registry if key.rpartition("-v")[0] == name]
     if versions and name not in gym.registry:  # gym.make would choose the newest version
         raise UserError(f"--env-id {env_id} leaves open which version is meant; write {' or '.join(versions)}.")
+    kwargs = json.loads(env_kwargs or "{}")
+    if taken := {"id", "render_mode", "disable_env_checker"} & set(kwargs):
+        raise UserError(f"{flag('env_kwargs')} sets {', '.join(sorted(taken))}, which isqn sets itself; leave it out.")
+    wrap = make_wrappers(env_wrappers)
     try:
-        env = gym.make(name, disable_env_checker=True)
+        env = gym.make(name, disable_env_checker=True, **kwargs)
         if render and "rgb_array" in env.metadata.get("render_modes", ()):
             env.close()
-            env = gym.make(name, disable_env_checker=True, render_mode="rgb_array")
+            env = gym.make(name, disable_env_checker=True, render_mode="rgb_array", **kwargs)
+        env = wrap(env)
     except gym.error.DependencyNotInstalled as error:
         raise UserError(f"{env_id} needs a package that is not installed: {error}") from error
     except gym.error.Error as error:  # malformed id, unregistered id or removed version
         raise _unknown_id_error(env_id) from error
     except Exception as error:
-        raise UserError(f"{env_id} cannot be made: {type(error).__name__}: {error}; --debug shows where.") from error
-    return env, env_id, "gymnasium"
+        given = " and ".join(
+            f"{flag(name)} {value}"
+            for name, value in (("env_kwargs", env_kwargs), ("env_wrappers", env_wrappers))
+            if value
+        )
+        made = f"made with {given}" if given else "made"
+        raise UserError(f"{env_id} cannot be {made}: {type(error).__name__}: {error}; --debug shows where.") from error
+    return env, env_id, " ".join(filter(None, ("gymnasium", env_kwargs, env_wrappers)))
+
+
+# Wrappers that are functions of the running game alone: they write nothing, show nothing and learn nothing.
+WRAPPERS = (
+    *("AtariPreprocessing", "ClipAction", "ClipReward", "DelayObservation", "DiscretizeAction", "DtypeObservation"),
+    *("FilterObservation", "FlattenObservation", "FrameStackObservation", "GrayscaleObservation"),
+    *("MaxAndSkipObservation", "RepeatAction", "RescaleAction", "RescaleObservation", "ReshapeObservation"),
+    *("ResizeObservation", "StickyAction", "TimeAwareObservation", "TimeLimit"),
+)
+
+
+def make_wrappers(env_wrappers: str) -> Callable[[gym.Env], gym.Env]:
+    """Return a function that puts wrappers around an environment, the first one innermost."""
+    wrappers: list[tuple[str, dict[str, Any]]] = []
+    for entry in json.loads(env_wrappers or "[]"):
+        name, kwargs = (entry, {}) if isinstance(entry, str) else entry if _is_pair(entry) else ("", {})
+        if not name or not isinstance(kwargs, dict):
+            raise UserError(
+                f"{flag('env_wrappers')} has the entry {json.dumps(entry)}; an entry is the name of a wrapper, or a "
+                "list of its name and its keyword arguments."
+            )
+        if name not in WRAPPERS or not hasattr(gym.wrappers, name):
+            raise UserError(f"{flag('env_wrappers')} names {name!r}; {nearest(name, WRAPPERS)}")
+        wrappers.append((name, kwargs))
+
+    def wrap(env: gym.Env) -> gym.Env:
+        for name, kwargs in wrappers:
+            env = getattr(gym.wrappers, name)(env, **kwargs)
+        return env
+
+    return wrap
+
+
+def _is_pair(entry: Any) -> bool:
+    return isinstance(entry, list) and len(entry) == 2 and isinstance(entry[0], str)
 
 
 def _render_mode(render: bool) -> str | None:
@@ -275,6 +352,17 @@ def _action_fields(space: gym.Space[Any], env_id: str) -> dict[str, Any]:
     return {"num_actions": len(low), **bounds, "action_type": space.dtype.name}
 
 
+def has_channels_first(shape: tuple[int, ...] | None) -> bool:
+    """Return whether images of this shape have their channels on the first axis, as those of PyTorch.
+
+    A first axis of at most 4 is one of channels if the last axis is longer than that; a first axis of at most 16, as
+    of stacked frames, if both others are at least 32.
+    """
+    if shape is None or len(shape) != 3 or shape[0] >= min(shape[1:]):
+        return False
+    return (shape[0] <= 4 < shape[2]) or (shape[0] <= 16 and min(shape[1:]) >= 32)
+
+
 def _frame_format(space: gym.Space[Any], env_id: str) -> tuple[tuple[int, ...], np.dtype, Callable[[Any], np.ndarray]]:
     """Return the shape and dtype of a frame, and a function that converts an observation to a frame.
 
@@ -292,6 +380,9 @@ def _frame_format(space: gym.Space[Any], env_id: str) -> tuple[tuple[int, ...], 
         dtype = np.dtype(np.float32) if space.dtype == np.float64 else space.dtype
         if len(space.shape) == 2:
             return (*space.shape, 1), dtype, lambda obs: np.array(obs, dtype, order="C")[..., None]
+        if has_channels_first(space.shape):
+            channels, height, width = space.shape
+            return (height, width, channels), dtype, lambda obs: np.array(np.moveaxis(obs, 0, -1), dtype, order="C")
         if len(space.shape) == 3:
             return space.shape, dtype, lambda obs: np.array(obs, dtype, order="C")
     raise UserError(

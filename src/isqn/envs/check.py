@@ -24,6 +24,9 @@ def check_environment(env: str | gym.Env, *, num_steps: int = 500, seed: int = 0
     except UserError as error:
         return [str(error)]
     problems: list[str] = []  # without repetitions, in order of discovery
+    if adapter.spec.channels_first:
+        shapes = f"{adapter.env.observation_space.shape} are taken to have their channels first"
+        problems.append(f"Remark: images of shape {shapes}, and are turned to {adapter.spec.frame_shape}.")
     with nullcontext() if isinstance(env, gym.Env) else adapter:
         first, second = (_random_trajectory(adapter.env, seed, num_steps, problems) for _ in range(2))
     if first is not None and (second is None or not _are_equal(first, second)):

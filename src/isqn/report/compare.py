@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -47,8 +47,10 @@ def compare(collected: CollectedRuns, results: Results) -> Comparison:
     first_baseline = next(iter(collected.panels.values()))[collected.baseline].method
     references = {task: collected.references.get(task, (None, None)) for task in results.tasks}
     for task, (random, reference) in references.items():
-        if random is None and known_random_return(task) is None:
-            references[task] = _measure_random_return(task), reference
+        config = next(cell.config for cell in collected.cells if cell.task == task)
+        changes = {"env_kwargs": config.env_kwargs, "env_wrappers": config.env_wrappers}
+        if random is None and (any(changes.values()) or known_random_return(task) is None):
+            references[task] = _measure_random_return(task, **changes), reference
     scores, scale = normalise(results, first_baseline, references)
     aucs, improvements = {}, {}
     for panel in collected.panels.values():
@@ -69,10 +71,10 @@ def compare(collected: CollectedRuns, results: Results) -> Comparison:
 
 
 @cache
-def _measure_random_return(task: str) -> float:
+def _measure_random_return(task: str, **settings: Any) -> float:
     say(f"playing {task} at random, to normalise its returns")
     try:
-        return random_return(task, episodes=100)
+        return random_return(task, episodes=100, **settings)
     except UserError as error:
         raise IncomparableError(f"The return of random play on {task} is not known: {error}") from None
 

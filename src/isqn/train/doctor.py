@@ -8,7 +8,7 @@ from typing import Any
 import psutil
 
 from isqn.envs import dmc
-from isqn.envs.adapter import make_environment
+from isqn.envs.adapter import make_run_environment
 from isqn.train import online, record, timing
 from isqn.train.functions import make_run_agent
 from isqn.train.player import require_environment_agent
@@ -38,7 +38,7 @@ def examine(config: Any) -> dict[str, Any]:
     }
     try:
         require_environment_agent(config, "`isqn doctor`")
-        env = make_environment(config.env_id, protocol=config.protocol)
+        env = make_run_environment(config)
     except UserError as error:
         return report | {"problem": str(error)}
     with env:

@@ -212,10 +212,10 @@ def acting_state(state: AgentState, seed: int) -> AgentState:
     return state._replace(seed=jnp.asarray(seed, jnp.uint32), optimizer=(), copies=(), probe=())
 
 
-def random_return(env_id: str, episodes: int = 1_000, seed: int = 0, max_steps: int = 27_000) -> float:
+def random_return(env_id: str, episodes: int = 1_000, seed: int = 0, max_steps: int = 27_000, **settings: Any) -> float:
     """Return the mean return of uniformly random actions, the zero of normalised scores."""
     rng, total = host_generator(seed, "random-play"), 0.0
-    with make_environment(env_id) as env:
+    with make_environment(env_id, **settings) as env:
         for episode in range(episodes):
             env.reset(episode_seed(seed, episode))
             for _ in range(max_steps):

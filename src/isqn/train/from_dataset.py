@@ -16,14 +16,14 @@ from isqn.data.dataset import INDEX, Dataset, in_memory_bytes, read_index, spec_
 from isqn.data.files import Description
 from isqn.data.replay import Memory
 from isqn.data.sample import columns_bytes
-from isqn.envs.adapter import Environment, make_environment
-from isqn.envs.registry import canonical_id, has_native, make_native
+from isqn.envs.adapter import Environment, make_run_environment
+from isqn.envs.registry import canonical_id, make_native
 from isqn.keys import episode_seed
 from isqn.train import offline, timing
 from isqn.train.announce import begin_summaries, epoch_line, require_memory
 from isqn.train.evaluate import host_evaluation, native_evaluation
 from isqn.train.functions import flops_per_update, make_run_agent
-from isqn.train.online import require_native
+from isqn.train.online import has_native_version, require_native
 from isqn.train.progress import Control
 from isqn.types import EnvSpec, UserError
 
@@ -36,7 +36,7 @@ def specification(config: Any) -> EnvSpec:
     """Return the specification in the dataset, or that of the environment if the dataset does not exist yet."""
     if index := _index(config):
         return spec_from_index(index)
-    with make_environment(config.env_id, protocol=config.protocol) as env:
+    with make_run_environment(config) as env:
         return env.spec
 
 
@@ -66,7 +66,7 @@ def batch_flag(config: Any) -> str:
 def require_possible(config: Any, spec: EnvSpec, *, on_host: bool = False, is_new: bool = False) -> None:
     """Refuse a run that cannot work, before its folder is made or an old one is deleted."""
     if config.loop == "compiled":
-        require_native(config.env_id)
+        require_native(config)
     memory = replay_memory(config, spec)
     needs = f"{config.dataset} takes {memory.total / 1e9:.1f} GB in memory"
     require_memory(memory.total, needs, "Take a part of it by `isqn data convert --fraction`.")
@@ -122,14 +122,12 @@ def evaluation(
     if not config.evaluation_steps:
         yield lambda state, epoch: offline.Evaluation([])
         return
-    if env is None and has_native(config.env_id) and config.loop != "host":
+    if env is None and has_native_version(config) and config.loop != "host":
         native = make_native(config.env_id)
         _require_same_environment(spec, native.spec)
         play = native_evaluation(agent, native, count=count, **common)
     else:
-        own_environments = (
-            [] if env else [make_environment(config.env_id, protocol=config.protocol) for _ in range(count)]
-        )
+        own_environments = [] if env else [make_run_environment(config) for _ in range(count)]
         environments = [env] if env else own_environments
         _require_same_environment(spec, environments[0].spec)
         play = host_evaluation(agent, environments, **common)

@@ -12,7 +12,7 @@ from isqn.config.fields import field_names, flag
 from isqn.data.device_replay import DeviceReplay
 from isqn.data.replay import Memory, Replay, memory_needed
 from isqn.envs import atari
-from isqn.envs.adapter import Environment, make_environment, require_protocol
+from isqn.envs.adapter import Environment, make_run_environment, require_protocol
 from isqn.envs.registry import has_native, make_native
 from isqn.train import checkpoint, compiled, host, timing
 from isqn.train.announce import begin_summaries, epoch_line, require_memory
@@ -26,20 +26,30 @@ flops = flops_per_update
 LONG_RUN_STEPS = 100_000  # for longer runs, the time is estimated by a measurement at the start
 
 
-def require_native(env_id: str) -> None:
+def has_native_version(config: Any) -> bool:
+    """Return whether the environment of a run has a JAX version, which takes no keyword arguments and no wrappers."""
+    return has_native(config.env_id) and not (config.env_kwargs or config.env_wrappers)
+
+
+def require_native(config: Any) -> None:
     """Refuse `--loop compiled` for an environment without a JAX version."""
-    if not has_native(env_id):
+    if not has_native(config.env_id):
         raise UserError(
-            f"--loop compiled needs an environment written in JAX, and {env_id} is not; `isqn list envs` shows which "
-            "are, or leave --loop at auto."
+            f"--loop compiled needs an environment written in JAX, and {config.env_id} is not; `isqn list envs` shows "
+            "which are, or leave --loop at auto."
+        )
+    if not has_native_version(config):
+        raise UserError(
+            f"--loop compiled uses the JAX version of {config.env_id}, which takes no {flag('env_kwargs')} and no "
+            f"{flag('env_wrappers')}; leave --loop at auto."
         )
 
 
 def uses_compiled_loop(config: Any) -> bool:
     """Return whether a run trains in the compiled loop; refuse a --loop or --num-seeds that does not fit."""
-    native = has_native(config.env_id)
+    native = has_native_version(config)
     if config.loop == "compiled":
-        require_native(config.env_id)
+        require_native(config)
     if config.num_seeds > 1 and (config.loop == "host" or not native):
         raise UserError(
             f"--num-seeds {config.num_seeds} needs the compiled loop, for environments written in JAX; "
@@ -58,7 +68,7 @@ def specification(config: Any) -> EnvSpec:
         spec = make_native(config.env_id).spec
         require_protocol(config.protocol, spec.protocol, spec.id)
         return spec
-    with make_environment(config.env_id, protocol=config.protocol) as env:
+    with make_run_environment(config) as env:
         return env.spec
 
 
@@ -136,7 +146,7 @@ def train(config: Any, folders: list[Path], env: Environment | None, control: Co
     if env is not None:
         _train_on_host(config, folders[0], env, control, is_timed=False)  # it would see steps that are not of the run
         return
-    with make_environment(config.env_id, protocol=config.protocol) as own:
+    with make_run_environment(config) as own:
         _train_on_host(config, folders[0], own, control, is_timed=control.progress.enabled)
 
 
@@ -185,7 +195,7 @@ def _memory_line(config: Any, spec: EnvSpec) -> str:
 def seconds_per_step(config: Any, seconds: float) -> float:
     """Measure the seconds of a step of all seeds, after compiling and after learning has started."""
     if not uses_compiled_loop(config):
-        with make_environment(config.env_id, protocol=config.protocol) as env:
+        with make_run_environment(config) as env:
             replay = make_replay_factory(config, env.spec, rows=timing.ROWS)()
             times = timing.measure(config, make_run_agent(config, env.spec), env, replay, seconds=seconds / 4)
         return times.seconds_per_step(config)

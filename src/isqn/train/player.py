@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from isqn.agents.base import Agent, AgentState
 from isqn.agents.registry import find_agent
-from isqn.envs.adapter import Environment, make_environment
+from isqn.envs.adapter import Environment, make_run_environment
 from isqn.train.evaluate import load_agent_state
 from isqn.train.functions import make_run_agent
 from isqn.train.record import naming_missing_imports, read_config
@@ -45,7 +45,7 @@ def load_player(
     config: Any = read_config(run_dir)
     require_environment_agent(config, command)
     with naming_missing_imports(run_dir):
-        env = make_environment(config.env_id, protocol=config.protocol, render=render)
+        env = make_run_environment(config, render=render)
         agent = make_run_agent(config, env.spec)
     state, step = load_agent_state(run_dir, agent, which)
     rule = acting_rule if acting_rule != "auto" else for_evaluation and find_agent(config.agent).evaluation_rule
