@@ -120,7 +120,7 @@ def test_probes_during_training(tmp_path):
             "train sac --num-seeds 2",
             "has no flag --num-seeds; it is for `isqn train dqn` or `isqn train stream-q`, not for sac.",
         ),
-        ("train dqn --torso simba", "--torso simba is for `isqn train sac`; use --torso auto."),
+        ("train dqn --torso simba", "--torso simba needs a projection of its weights after each gradient step,"),
         ("train sac --torso nature", "--torso nature needs images"),
         ("train sac --num-atoms 0", "--num-atoms is 0; it must be at least 1."),
         ("train sac --value-bound -1", "--value-bound is -1.0; it must be above 0."),
@@ -129,7 +129,11 @@ def test_probes_during_training(tmp_path):
         ("cost dmc-hard --game Asterix", "--game is for presets of ALE; dmc-hard is of dm_control/dog-walk-v0."),
         ("train sac --env-id dm_control/dog-wak-v0", "did you mean dm_control/dog-walk-v0"),
         ("train sac --critic-width 64", "--critic-width has no effect in this run: it needs --torso simba."),
-        ("train sac --preset dmc-small --layer-norm", "it needs another --torso than simba."),
+        (
+            "train sac --preset dmc-small --layer-norm",
+            "it needs --torso auto or mlp or minatar or nature or impala or st",
+        ),
+        ("train dqn --torso nature --hidden-sizes 8", "it needs --torso auto or mlp."),
         ("train sac --scheme target-based --batch-norm-kind renorm", "it needs --joint-batch-norm yes."),
         ("train dqn --munchausen-weight 0.5", "it needs --loss munchausen."),
         (

@@ -29,8 +29,8 @@ from isqn.agents.base import (
 )
 from isqn.agents.dqn import evaluate_pairs
 from isqn.agents.registry import register_agent
-from isqn.config.fields import AT_LEAST_ONE, AT_LEAST_ZERO, POSITIVE, Needs, needs, needs_above, needs_other, require
-from isqn.config.parts import Adam, MovingHeads, Normalisation, PairWeights, Replay, Torso
+from isqn.config.fields import AT_LEAST_ONE, AT_LEAST_ZERO, POSITIVE, Needs, needs, needs_above, require
+from isqn.config.parts import Adam, MovingHeads, Normalisation, PairWeights, Replay, Torso, needs_torso_that_reads
 from isqn.config.run import Interaction, LearningRate, LearningStarts, TargetStepSize, TargetUpdatePeriod
 from isqn.keys import device_key
 from isqn.lazy import jax, jnp
@@ -60,7 +60,7 @@ class SacConfig(MovingHeads, Normalisation, PairWeights, Torso, Adam, Replay, In
     buffer_size: Annotated[int, AT_LEAST_ONE] = 1_000_000
     learning_starts: LearningStarts = 1_000
     batch_size: Annotated[int, AT_LEAST_ONE] = 256
-    hidden_sizes: Annotated[tuple[int, ...], needs_other("torso", "simba")] = (256, 256)
+    hidden_sizes: Annotated[tuple[int, ...], needs_torso_that_reads("hidden_sizes")] = (256, 256)
     head_weight_discount: Annotated[float, AT_LEAST_ZERO] = 0.25
     normalise_observations: bool = True
     acting_rule: Literal["sample", "mean"] = "sample"
@@ -99,13 +99,13 @@ class SacConfig(MovingHeads, Normalisation, PairWeights, Torso, Adam, Replay, In
     """Initial entropy temperature (alpha); it is learned."""
     target_entropy_per_action: float = -1.0
     """Target entropy per action dimension."""
-    critic_width: Annotated[int, AT_LEAST_ONE, needs("torso", "simba")] = 512
+    critic_width: Annotated[int, AT_LEAST_ONE, needs_torso_that_reads("width")] = 512
     """Hidden width of the SimbaV2 critic."""
-    critic_blocks: Annotated[int, AT_LEAST_ONE, needs("torso", "simba")] = 2
+    critic_blocks: Annotated[int, AT_LEAST_ONE, needs_torso_that_reads("blocks")] = 2
     """Number of blocks of the SimbaV2 critic."""
-    policy_width: Annotated[int, AT_LEAST_ONE, needs("torso", "simba")] = 128
+    policy_width: Annotated[int, AT_LEAST_ONE, needs_torso_that_reads("width")] = 128
     """Hidden width of the SimbaV2 policy."""
-    policy_blocks: Annotated[int, AT_LEAST_ONE, needs("torso", "simba")] = 1
+    policy_blocks: Annotated[int, AT_LEAST_ONE, needs_torso_that_reads("blocks")] = 1
     """Number of blocks of the SimbaV2 policy."""
 
     algorithm = "SAC"
