@@ -31,7 +31,7 @@ from isqn.agents.dqn import evaluate_pairs
 from isqn.agents.registry import register_agent
 from isqn.config.fields import AT_LEAST_ONE, AT_LEAST_ZERO, POSITIVE, Needs, needs, needs_above, require
 from isqn.config.parts import Adam, MovingHeads, Normalisation, PairWeights, Replay, Torso, needs_torso_that_reads
-from isqn.config.run import Interaction, LearningRate, LearningStarts, TargetStepSize, TargetUpdatePeriod
+from isqn.config.run import LearningRate, LearningStarts, NativeLoop, TargetStepSize, TargetUpdatePeriod, TrainingLoop
 from isqn.keys import device_key
 from isqn.lazy import jax, jnp
 from isqn.types import Array, EnvSpec, Metrics, Params, Transition, UserError
@@ -46,7 +46,7 @@ NEEDS_BATCH_NORM = Needs(lambda config: config.uses_batch_norm, "--joint-batch-n
 
 
 @dataclass(frozen=True)
-class SacConfig(MovingHeads, Normalisation, PairWeights, Torso, Adam, Replay, Interaction):
+class SacConfig(MovingHeads, Normalisation, PairWeights, Torso, Adam, Replay, NativeLoop):
     """Soft actor-critic for continuous actions."""
 
     agent = "sac"
@@ -107,10 +107,12 @@ class SacConfig(MovingHeads, Normalisation, PairWeights, Torso, Adam, Replay, In
     """Hidden width of the SimbaV2 policy."""
     policy_blocks: Annotated[int, AT_LEAST_ONE, needs_torso_that_reads("blocks")] = 1
     """Number of blocks of the SimbaV2 policy."""
+    # Runs of earlier versions, whose configs have no such line, were trained in the host loop.
+    loop: TrainingLoop = "host"
+    """Training loop; host unless asked. compiled: one program with an environment in JAX. auto: compiled if it can."""
 
     algorithm = "SAC"
     evaluation_epsilon = last_epsilon = 0.0
-    loop = "host"  # no JAX environment of this package has continuous actions
 
     def check_together(self) -> None:
         super().check_together()

@@ -39,6 +39,7 @@ TargetUpdatePeriod = Annotated[int, AT_LEAST_ONE, NEEDS_REFRESH, alias("target-n
 TargetStepSize = Annotated[float, Range(0, 1, open_low=True), NEEDS_REFRESH, alias("tau")]
 LearningRate = Annotated[float, AT_LEAST_ZERO]
 LearningStarts = Annotated[int, AT_LEAST_ZERO, alias("min-replay-history")]
+TrainingLoop = Literal["auto", "host", "compiled"]
 
 
 @dataclass(frozen=True)
@@ -260,5 +261,5 @@ class NativeLoop(Interaction):
 
     num_seeds: Annotated[int, AT_LEAST_ONE] = 1
     """Number of seeds (seed, seed + 1, ...) trained in one compiled program."""
-    loop: Literal["auto", "host", "compiled"] = "auto"
+    loop: TrainingLoop = "auto"
     """Training loop. compiled: one program with an environment written in JAX. auto: compiled if possible."""
