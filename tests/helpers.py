@@ -21,7 +21,7 @@ from isqn.config.toml import to_toml
 from isqn.data.replay import Replay
 from isqn.envs import registry as env_registry
 from isqn.losses import LOSSES
-from isqn.networks.torsos import MIN_IMAGE_SIDE, TORSOS
+from isqn.networks.torsos import TORSOS
 from isqn.schemes import SCHEMES
 from isqn.train import checkpoint, online, record, run
 from isqn.types import EnvSpec, Transition
@@ -168,7 +168,7 @@ def registries_restored():
     """Forget afterwards what the imports of a test register. Modules of installed packages stay imported."""
     for name in agent_registry.agent_names():
         agent_registry.find_agent(name)  # the built-in agents register themselves when they are first found
-    registries = (LOSSES, SCHEMES, TORSOS, MIN_IMAGE_SIDE, agent_registry._KINDS, env_registry._ENTRIES)
+    registries = (LOSSES, SCHEMES, TORSOS, agent_registry._KINDS, env_registry._ENTRIES)
     imported, files, paths = list(imports.IMPORTED), set(imports._IMPORTED_FILES), list(sys.path)
     modules, environments = set(sys.modules), set(gymnasium.registry)
     with ExitStack() as stack:

@@ -115,6 +115,21 @@ def test_the_size_of_the_replay_is_known_before_allocation_and_bits_are_packed()
     assert sum(leaf.nbytes for leaf in replay.init()) == replay.nbytes
 
 
+def test_the_replay_stores_continuous_actions():
+    """Two numbers an action, as they are; a row is 2 x 12 bytes of observations, 8 of the action, 4 and 3 flags."""
+    spec = EnvSpec("box", "test", (3,), "float32", 2, action_low=(-1, -1), action_high=(1, 1), action_box=(2,))
+    replay = DeviceReplay(spec, 10, 1, 0.9, None)
+    assert replay.nbytes == 10 * (12 + 8 + 4 + 1 + 1 + 12 + 1)
+    rows, actions = replay.init(), np.linspace(-1, 1, 26, dtype=np.float32).reshape(13, 2)
+    for time, action in enumerate(actions):
+        row = Rows(jnp.zeros(3), action, float(time), False, False, jnp.zeros(3), False)
+        rows = replay.add(rows, time, jax.tree.map(jnp.asarray, row))
+    batch = replay.sample(rows, 13, jax.random.key(0), 64)
+    np.testing.assert_array_equal(batch.action, actions[batch.reward.astype(int)])
+    assert set(batch.reward.astype(int).tolist()) == set(range(3, 13))
+    np.testing.assert_array_equal(replay.latest(rows, 13).action, actions[-1:])
+
+
 SMALL = DqnConfig(
     env_id="CartPole-v1",
     scheme="iterated-shared",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
@@ -9,10 +10,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy import stats
 
 from isqn.envs import classic, minatar, toy
 from isqn.envs.adapter import make_environment
+from isqn.envs.native import complete_spec, to_native_action
 from isqn.envs.registry import has_native, make_native
+from isqn.types import EnvSpec
 
 KEY = jax.random.key(0)
 
@@ -20,7 +24,7 @@ KEY = jax.random.key(0)
 def test_has_native():
     for env_id in (*toy.PROBLEMS, *classic.IDS, *minatar.IDS, "MinAtar/Breakout"):
         assert has_native(env_id)
-    for env_id in ("ALE/Pong-v5", "CartPole-v0", "MinAtar/Pong", "Pendulum-v1"):
+    for env_id in ("ALE/Pong-v5", "CartPole-v0", "MinAtar/Pong", "MountainCarContinuous-v0"):
         assert not has_native(env_id)
         with pytest.raises(ValueError, match="no JAX version"):
             make_native(env_id)
@@ -31,11 +35,12 @@ def test_native_environments_run_under_scan_and_vmap(env_id):
     """`scan` requires that a step keeps all shapes and dtypes of the state; `vmap` adds an axis."""
     native = make_native(env_id)
     assert native.spec == make_environment(env_id).spec
+    action = jnp.ones(native.spec.action_shape, native.spec.action_dtype)
 
     def play(key):
         def scan_step(carry, key):
             state, _ = carry
-            state, obs, reward, terminated, truncated = native.step(state, jnp.int32(1), key)
+            state, obs, reward, terminated, truncated = native.step(state, action, key)
             return (state, obs), (reward, terminated, truncated)
 
         return jax.lax.scan(scan_step, native.reset(key), jax.random.split(key, 3))
@@ -47,6 +52,8 @@ def test_native_environments_run_under_scan_and_vmap(env_id):
 
 
 # Classic control
+
+DISCRETE_IDS = [env_id for env_id in classic.IDS if not classic.PROBLEMS[env_id].action_bound]
 
 
 def _sample_states(env_id: str, count: int) -> np.ndarray:
@@ -64,7 +71,7 @@ def _sample_states(env_id: str, count: int) -> np.ndarray:
     return states.astype(np.float32)
 
 
-@pytest.mark.parametrize("env_id", classic.IDS)
+@pytest.mark.parametrize("env_id", DISCRETE_IDS)
 def test_one_step_of_classic_control_equals_gymnasium(env_id):
     """Terminations must agree up to one state, where float32 may round differently."""
     states = _sample_states(env_id, 600)
@@ -107,8 +114,8 @@ def test_trajectories_of_classic_control_equal_gymnasium(env_id, horizon):
                 break
 
 
-@pytest.mark.parametrize("env_id", classic.IDS)
-def test_classic_control_has_the_initial_distribution_and_time_limit_of_gymnasium(env_id):
+@pytest.mark.parametrize("env_id", DISCRETE_IDS)
+def test_classic_control_has_the_initial_distribution_of_gymnasium(env_id):
     native, host = make_native(env_id), make_environment(env_id)
     _, ours = jax.jit(jax.vmap(native.reset))(jax.random.split(KEY, 400))
     theirs = np.stack([host.reset(seed) for seed in range(400)])
@@ -116,14 +123,105 @@ def test_classic_control_has_the_initial_distribution_and_time_limit_of_gymnasiu
         np.testing.assert_allclose(
             np.quantile(ours, quantile, axis=0), np.quantile(theirs, quantile, axis=0), atol=0.03
         )
+
+
+@pytest.mark.parametrize("env_id", classic.IDS)
+def test_classic_control_has_the_time_limit_of_gymnasium(env_id):
+    native, host = make_native(env_id), make_environment(env_id)
     limit = classic.PROBLEMS[env_id].time_limit
     assert host.env.spec is not None
     assert limit == host.env.spec.max_episode_steps
     state, _ = jax.jit(native.reset)(KEY)
-    step = jax.jit(native.step)
+    step, action = jax.jit(native.step), np.zeros(native.spec.action_shape, native.spec.action_dtype)
     for time, expected in ((limit - 2, False), (limit - 1, True)):
-        *_, truncated = step(state._replace(time=jnp.int32(time)), 0, KEY)
+        *_, truncated = step(state._replace(time=jnp.int32(time)), action, KEY)
         assert truncated == expected
+
+
+def _at(physics: Any) -> classic.TimedState:
+    return classic.TimedState(jnp.asarray(physics, jnp.float32), jnp.int32(0))
+
+
+@pytest.mark.parametrize(
+    ("angle", "speed", "torque", "next_angle", "next_speed", "reward"),
+    [
+        (0, 0, 0, 0, 0, 0),  # upright and at rest
+        (np.pi / 2, 0, 0, np.pi / 2 + 0.0375, 0.75, -(np.pi**2) / 4),  # gravity: 15 sin(angle) x 0.05
+        (0, 0, 1, 0.0075, 0.15, -0.001),  # a torque of 1: 3 x 0.05
+        (0, 1, -9, 0.035, 0.7, -0.1 - 0.004),  # a torque of at most 2
+        (0, 7.9, 2, 0.4, 8, -0.1 * 7.9**2 - 0.004),  # a speed of at most 8
+        (1.5 * np.pi, 0, 0, 1.5 * np.pi - 0.0375, -0.75, -(np.pi**2) / 4),  # the cost is of the angle -pi / 2
+    ],
+)
+def test_a_step_of_pendulum_by_hand(angle, speed, torque, next_angle, next_speed, reward):
+    native = make_native("Pendulum-v1")
+    state, obs, got, terminated, _ = native.step(_at([angle, speed]), jnp.array([torque]), KEY)
+    np.testing.assert_allclose(state.physics, [next_angle, next_speed], rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(obs, [np.cos(next_angle), np.sin(next_angle), next_speed], rtol=1e-6, atol=1e-6)
+    assert got == pytest.approx(reward, rel=1e-5, abs=1e-9)
+    assert not terminated
+
+
+def test_a_step_of_pendulum_equals_gymnasium():
+    """Angles of several turns, and speeds and torques beyond their limits."""
+    rng = np.random.default_rng(0)
+    states = rng.uniform(-1, 1, (600, 2)).astype(np.float32) * [20, 8]
+    actions = rng.uniform(-3, 3, (600, 1)).astype(np.float32)
+    native, host = make_native("Pendulum-v1"), make_environment("Pendulum-v1")
+    timed = classic.TimedState(jnp.asarray(states, jnp.float32), jnp.zeros(600, jnp.int32))
+    _, obs, reward, terminated, truncated = jax.jit(jax.vmap(native.step, (0, 0, None)))(timed, actions, KEY)
+    expected = []
+    host.reset(0)
+    for state, action in zip(states, actions, strict=True):
+        host.env.unwrapped.state = state.astype(np.float64)  # type: ignore[attr-defined]
+        expected.append(host.env.unwrapped.step(action))
+    np.testing.assert_allclose(obs, [step[0] for step in expected], rtol=1e-5, atol=2e-5)
+    np.testing.assert_allclose(reward, [step[1] for step in expected], rtol=1e-4, atol=1e-4)
+    assert not terminated.any()
+    assert not truncated.any()
+
+
+def test_an_episode_of_pendulum_equals_gymnasium():
+    """All 200 steps, under actions of the agent, which are in [-1, 1] in both loops."""
+    native, host = make_native("Pendulum-v1"), make_environment("Pendulum-v1")
+    step = jax.jit(lambda state, action: native.step(state, to_native_action(native.spec, action), KEY))
+    rng = np.random.default_rng(1)
+    state, _ = native.reset(KEY)
+    host.reset(0)
+    host.env.unwrapped.state = np.asarray(state.physics, np.float64)  # type: ignore[attr-defined]
+    for time in range(200):
+        action = rng.uniform(-1, 1, 1).astype(np.float32)
+        state, obs, reward, terminated, truncated = step(state, action)
+        expected = host.step(action)
+        np.testing.assert_allclose(obs, expected.frame, atol=2e-3)
+        assert float(reward) == pytest.approx(expected.reward, abs=2e-3)
+        assert (bool(terminated), bool(truncated)) == (False, time == 199) == expected[2:]
+
+
+def test_pendulum_starts_at_a_uniform_angle_and_speed():
+    native, host = make_native("Pendulum-v1"), make_environment("Pendulum-v1")
+    ours, _ = jax.vmap(native.reset)(jax.random.split(KEY, 1_000))
+    theirs = []
+    for seed in range(1_000):
+        host.reset(seed)
+        theirs.append(host.env.unwrapped.state)  # type: ignore[attr-defined]
+    for physics in (np.asarray(ours.physics), np.asarray(theirs)):
+        for values, high in zip(physics.T, (np.pi, 1), strict=True):
+            assert stats.kstest(values, "uniform", (-high, 2 * high)).pvalue > 1e-3
+
+
+def test_actions_are_scaled_to_the_bounds_as_in_the_host_loop():
+    """-1, 0 and 1 are the lower bound, the middle and the upper bound; a box of 2 x 1 numbers keeps its shape."""
+    box = {"action_low": (-1.0, 0.1), "action_high": (3.0, 0.7)}
+    spec = EnvSpec("box", "test", (3,), "float32", 2, **box, action_box=(2, 1))
+    for action, expected in (([-1, -1], [-1, 0.1]), ([0, 0], [1, 0.4]), ([1, 1], [3, 0.7]), ([0.5, 2], [2, 0.7])):
+        scaled = to_native_action(spec, jnp.array(action, jnp.float32))
+        np.testing.assert_allclose(scaled, np.array(expected, np.float32)[:, None], rtol=1e-6)
+        np.testing.assert_allclose(scaled, spec.to_env_action(action), rtol=1e-6)
+    discrete = EnvSpec("discrete", "test", (3,), "float32", 4)
+    assert to_native_action(discrete, jnp.int32(3)) == 3
+    assert complete_spec(discrete) == discrete
+    assert complete_spec(replace(spec, action_box=())) == replace(spec, action_box=(2,))
 
 
 # MinAtar: pgx against the original, with the same random draws where possible

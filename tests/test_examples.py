@@ -144,6 +144,18 @@ def test_new_torso(load, tmp_path):
         assert not np.array_equal(before, after)
 
 
+def test_new_torso_of_a_critic_and_of_a_policy(load):
+    """A pendulum has 3 numbers and 1 action: two heads with an output, and two outputs of the policy."""
+    load("new_torso")
+    settings = {"torso": "fourier", "twin_q": False, "scheme": isqn.iterated_shared(1)}
+    state = isqn.Model("sac", env="Pendulum-v1", **settings).state
+    hidden = 128 * 128 + 128
+    critic, policy = (sum(leaf.size for leaf in jax.tree.leaves(tree)) for tree in (state.params, state.policy.network))
+    batch_norm = 2 * 128  # of the critic, because there is no target network
+    assert critic == (4 * 64 + 64) + hidden + 2 * (128 + 1) + batch_norm
+    assert policy == (3 * 64 + 64) + hidden + 2 * (128 + 1)
+
+
 def test_new_agent(load, tmp_path, monkeypatch, capsys):
     """An agent that shares no config with those of the package learns its values, and works with every command."""
     load("new_agent")

@@ -112,6 +112,20 @@ def test_no_module_asks_for_the_name_of_an_agent():
                 assert not compared & KIND_NAMES, f"{module}:{node.lineno}"
 
 
+def test_no_module_asks_for_the_name_of_a_torso():
+    """A torso's entry in the registry holds what other modules must know of it."""
+    from isqn.networks.torsos import TORSOS
+
+    for module, tree in TREES.items():
+        for node in ast.walk(tree):
+            asks = isinstance(node, ast.Compare) or (
+                isinstance(node, ast.Call) and ast.unparse(node.func) in ("needs", "needs_other")
+            )
+            if asks or (isinstance(node, ast.Subscript) and ast.unparse(node.value) == "TORSOS"):
+                named = {text.value for text in ast.walk(node) if isinstance(text, ast.Constant)}
+                assert not named & set(TORSOS) or module == "isqn.networks.torsos", f"{module}:{node.lineno}"
+
+
 @pytest.mark.parametrize("module", MODULES)
 def test_no_pickle_no_global_seed_and_no_code_from_strings(module):
     assert not {"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"} & set(map(top, imports(module)))

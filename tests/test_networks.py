@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from helpers import registries_restored
 from isqn.agents.dqn import DqnConfig
 from isqn.agents.registry import make_config
-from isqn.networks import make_network, torso_name
+from isqn.config.fields import has_effect
+from isqn.networks import make_critic, make_network, make_policy, torso_name
 from isqn.networks.layers import (
     PatchConv,
     layer_norm,
@@ -18,7 +21,7 @@ from isqn.networks.layers import (
     sparse_uniform,
     split_dot,
 )
-from isqn.networks.torsos import Activation, TorsoSettings
+from isqn.networks.torsos import TORSOS, Activation, TorsoSettings, register_torso
 from isqn.types import EnvSpec, UserError
 
 ATARI = EnvSpec("ALE/Asterix-v5", "machado2018-v1", (84, 84, 1), "uint8", 9, frame_stack=4, frames_per_step=4)
@@ -150,8 +153,6 @@ def test_split_dot_equals_the_matrix_product_for_one_row_and_for_more(dtype):
 
 
 def test_layer_norm_and_its_gradient_equal_flax():
-    import flax.linen as nn
-
     x = 2 + 3 * jax.random.normal(jax.random.key(0), (4, 5, 6, 32))
     scale, bias = jax.random.normal(jax.random.key(1), (2, 32))
     cotangent = jax.random.normal(jax.random.key(2), x.shape)
@@ -244,8 +245,111 @@ def test_unsuitable_torsos_are_refused(torso, size, min_side):
         torso_name("nature", VECTOR, TorsoSettings())
     with pytest.raises(UserError, match=r"--torso 'resnet' is not known; choose one of auto, mlp, minatar, nature"):
         torso_name("resnet", ATARI, TorsoSettings())
-    with pytest.raises(UserError, match="--torso simba is for `isqn train sac`; use --torso auto"):
+    with pytest.raises(UserError, match="--torso simba needs a projection of its weights after each gradient step"):
         torso_name("simba", VECTOR, TorsoSettings())
+    assert torso_name("simba", VECTOR, TorsoSettings(), projects=True) == "simba"
+
+
+# -- torsos of users ----------------------------------------------------------------------------------------------
+
+
+class Sums(nn.Module):
+    """A torso without parameters: the sum of an observation and the sum of its squares."""
+
+    settings: TorsoSettings
+
+    @nn.compact
+    def __call__(self, x, train):
+        return jnp.stack([x.sum(axis=-1), jnp.square(x).sum(axis=-1)], axis=-1)
+
+
+@pytest.fixture
+def sums():
+    with registries_restored():
+        register_torso("sums", Sums)
+        yield
+
+
+BODY = EnvSpec("body", "test", (3,), "float32", 2, action_low=(-1, -1), action_high=(1, 1), action_box=(2,))
+
+
+def make_actor(torso="sums"):
+    return make_policy(BODY, torso, make_config("sac", torso=torso).torso_settings)
+
+
+def test_a_registered_torso_is_the_torso_of_a_critic_and_of_a_policy(sums):
+    """The features of (1, 2, 3) are (6, 14), and those of (1, 2, 3) with the action (0, -2) are (4, 18)."""
+    policy = make_actor()
+    params, _ = policy.init(jax.random.key(0))
+    assert shapes_by_path(params) == {
+        **{f"['Dense_{i}']['kernel']": (2, 2) for i in (0, 1)},
+        **{f"['Dense_{i}']['bias']": (2,) for i in (0, 1)},
+    }
+    params["Dense_0"] = {"kernel": jnp.array([[1.0, 0.0], [0.0, 0.5]]), "bias": jnp.array([0.0, 1.0])}
+    (mean, _), _ = policy.apply(params, {}, jnp.array([[1.0, 2.0, 3.0]]))
+    np.testing.assert_allclose(mean, [[6, 8]])
+
+    settings = make_config("sac", torso="sums").torso_settings
+    critic = make_critic(BODY, 3, "sums", settings, num_atoms=1, num_critics=2)
+    params, _ = critic.init(jax.random.key(0))
+    assert shapes_by_path(params) == {"['heads']['kernel']": (3, 2, 2, 1), "['heads']['bias']": (3, 2, 1)}
+    params["heads"]["kernel"] = jnp.arange(12.0).reshape(3, 2, 2, 1)
+    values, _ = critic.apply(params, {}, jnp.array([[1.0, 2.0, 3.0, 0.0, -2.0]]))
+    np.testing.assert_allclose(
+        values[0, :, :, 0], 4 * np.array([[0, 2], [4, 6], [8, 10]]) + 18 * np.array([[1, 3], [5, 7], [9, 11]])
+    )
+
+
+def test_a_torso_may_choose_the_initial_heads_the_projection_and_the_policy():
+    class Constant(nn.Module):
+        settings: TorsoSettings
+        num_actions: int
+
+        @nn.compact
+        def __call__(self, x, train):
+            bias = self.param("bias", nn.initializers.constant(0.25), (self.num_actions,))
+            return jnp.broadcast_to(bias, (len(x), self.num_actions)), jnp.zeros((len(x), self.num_actions))
+
+    with registries_restored():
+        register_torso(
+            "own",
+            Sums,
+            head_init=nn.initializers.constant(2.0),
+            project=lambda params: jax.tree.map(lambda w: jnp.clip(w, -1, 1), params),
+            make_policy=Constant,
+        )
+        network = make_network(VECTOR, 2, "own", DqnConfig().torso_settings, projects=True)
+        params, _ = network.init(jax.random.key(0))
+        assert (params["heads"]["kernel"] == 2).all()
+        assert (network.project(params)["heads"]["kernel"] == 1).all()
+        policy = make_actor("own")
+        params, _ = policy.init(jax.random.key(0))
+        assert (policy.apply(params, {}, jnp.zeros((4, 3)))[0][0] == 0.25).all()
+        assert (policy.project({"bias": jnp.full(2, -3.0)})["bias"] == -1).all()
+        with pytest.raises(UserError, match="--torso own needs a projection of its weights"):
+            build(VECTOR, 2, DqnConfig(torso="own"))
+
+
+def test_a_torso_says_which_settings_it_reads(sums):
+    names = ("hidden_sizes", "layer_norm", "critic_width", "policy_blocks")
+
+    def read_by(torso):
+        return [name for name in names if has_effect(name, make_config("sac", torso=torso))]
+
+    assert read_by("auto") == read_by("sums") == read_by("mlp") == ["hidden_sizes", "layer_norm"]
+    assert read_by("simba") == ["critic_width", "policy_blocks"]
+    register_torso("sums", Sums, reads=("width", "layer_norm"))
+    assert read_by("sums") == ["layer_norm", "critic_width"]
+    with pytest.raises(UserError, match="torso 'typo' reads 'widht', which is not a field of TorsoSettings"):
+        register_torso("typo", Sums, reads=("widht",))
+
+
+@pytest.mark.parametrize("name", [*TORSOS, "auto"])
+def test_torsos_of_the_package_are_not_replaced(name):
+    before = dict(TORSOS)
+    with pytest.raises(UserError, match=f"register_torso: the package has a torso '{name}'; choose another name"):
+        register_torso(name, Sums)
+    assert before == TORSOS
 
 
 # -- streaming ----------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import json
 import gymnasium as gym
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 import isqn
 from helpers import assert_same, final, stop_after
@@ -15,8 +16,9 @@ from isqn.cli import main
 from isqn.envs.adapter import make_environment
 from isqn.presets import preset_config
 from isqn.study.catalogue import find_study
-from isqn.train import record, run
+from isqn.train import checkpoint, record, run
 from isqn.train.evaluate import evaluate
+from isqn.train.online import uses_compiled_loop
 from isqn.types import Interrupted, UserError
 
 PENDULUM = make_config("sac").replace(
@@ -58,6 +60,75 @@ def test_a_stopped_and_resumed_run_ends_with_the_same_bits(config, tmp_path, mon
     monkeypatch.undo()
     run.resume(folder, quiet=True)
     assert_same(final(tmp_path / "whole"), final(folder))
+
+
+# -- the compiled loop
+
+COMPILED = PENDULUM.replace(loop="compiled", num_seeds=2, seed=3, checkpoint_minutes=0.0, normalise_rewards=False)
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory):
+    """Train two seeds in one program."""
+    return run.start(COMPILED, tmp_path_factory.mktemp("runs") / "compiled", quiet=True)
+
+
+def test_two_seeds_resume_in_the_compiled_loop_to_the_same_bits(compiled, tmp_path, monkeypatch):
+    stop_after(monkeypatch, 4)  # at step 280, within the first epoch
+    with pytest.raises(Interrupted):
+        run.start(COMPILED, tmp_path / "cut", quiet=True)
+    monkeypatch.undo()
+    assert checkpoint.steps(tmp_path / "cut" / "seed-3")[0] == 280
+    run.resume(tmp_path / "cut" / "seed-4", quiet=True)
+    for folder in compiled:
+        assert_same(final(tmp_path / "cut" / folder.name), final(folder))
+
+
+def test_the_compiled_loop_plays_the_pendulum_of_gymnasium(compiled):
+    """Each stored step is one of Gymnasium's: its action, in [-1, 1], is a torque of up to 2."""
+    env = gym.make("Pendulum-v1").unwrapped
+    env.reset(seed=0)
+    for folder in compiled:
+        files = [load_file(file) for file in sorted((folder / "replay").iterdir())]
+        rows = {name: np.concatenate([file[name] for file in files]) for name in files[0]}
+        assert rows["action"].shape == (600, 1)
+        assert 0.9 < np.abs(rows["action"]).max() <= 1
+        for obs, action, reward, next_obs in zip(
+            *(rows[n] for n in ("obs", "action", "reward", "next_obs")), strict=True
+        ):
+            env.state = np.array([np.arctan2(obs[1], obs[0]), obs[2]], np.float64)
+            expected, expected_reward, *_ = env.step(2 * action)
+            np.testing.assert_allclose(next_obs, expected, atol=1e-4)
+            assert reward == pytest.approx(expected_reward, abs=1e-3)
+        assert [episode["length"] for episode in record.read_table(folder / "episodes.csv")] == ["200"] * 3
+    (game,) = isqn.evaluate(isqn.Model.load(compiled[0]), episodes=1)
+    assert game.length == 200
+
+
+def test_updates_and_probes_in_the_compiled_loop(tmp_path):
+    """The first update comes after step 101, as in the host loop, and each step has two."""
+    config = COMPILED.replace(total_timesteps=280, epoch_steps=280, analysis=True, analysis_samples=50)
+    for folder in run.start(config, tmp_path, quiet=True):
+        *_, row = record.read_table(folder / "metrics.csv")
+        assert int(row["updates"]) == 2 * (280 - 100)
+        assert {"effective_rank", "dormant_share", "head_cosine", "entropy", "temperature"} <= row.keys()
+    (folder,) = run.start(config.replace(loop="host", num_seeds=1), tmp_path / "host", quiet=True)
+    (updates,) = [row["updates"] for row in record.read_table(folder / "metrics.csv") if row["step"] == "280"]
+    assert int(updates) == 2 * (280 - 100)
+
+
+def test_a_run_without_a_loop_in_its_config_is_trained_in_the_host_loop(tmp_path):
+    """Runs of earlier versions have no such line; their bits are those of the host loop."""
+    record.create_run(tmp_path, PENDULUM)
+    file = tmp_path / "config.toml"
+    lines = file.read_text().splitlines()
+    assert 'loop = "host"' in lines
+    file.write_text("\n".join(line for line in lines if not line.startswith(("loop =", "num_seeds ="))))
+    config = record.read_config(tmp_path)
+    assert config == PENDULUM
+    assert not uses_compiled_loop(config)
+    assert uses_compiled_loop(config.replace(loop="auto"))
+    assert uses_compiled_loop(config.replace(loop="compiled"))
 
 
 @pytest.mark.slow
@@ -118,9 +189,10 @@ def test_probes_during_training(tmp_path):
         ),
         (
             "train sac --num-seeds 2",
-            "has no flag --num-seeds; it is for `isqn train dqn` or `isqn train stream-q`, not for sac.",
+            "--num-seeds 2 needs the compiled loop, for environments written in JAX; add --loop compiled, or train",
         ),
-        ("train dqn --torso simba", "--torso simba is for `isqn train sac`; use --torso auto."),
+        ("train sac --env-id MountainCarContinuous-v0 --loop compiled", "--loop compiled needs an environment written"),
+        ("train dqn --torso simba", "--torso simba needs a projection of its weights after each gradient step,"),
         ("train sac --torso nature", "--torso nature needs images"),
         ("train sac --num-atoms 0", "--num-atoms is 0; it must be at least 1."),
         ("train sac --value-bound -1", "--value-bound is -1.0; it must be above 0."),
@@ -129,7 +201,11 @@ def test_probes_during_training(tmp_path):
         ("cost dmc-hard --game Asterix", "--game is for presets of ALE; dmc-hard is of dm_control/dog-walk-v0."),
         ("train sac --env-id dm_control/dog-wak-v0", "did you mean dm_control/dog-walk-v0"),
         ("train sac --critic-width 64", "--critic-width has no effect in this run: it needs --torso simba."),
-        ("train sac --preset dmc-small --layer-norm", "it needs another --torso than simba."),
+        (
+            "train sac --preset dmc-small --layer-norm",
+            "it needs --torso auto or mlp or minatar or nature or impala or st",
+        ),
+        ("train dqn --torso nature --hidden-sizes 8", "it needs --torso auto or mlp."),
         ("train sac --scheme target-based --batch-norm-kind renorm", "it needs --joint-batch-norm yes."),
         ("train dqn --munchausen-weight 0.5", "it needs --loss munchausen."),
         (

@@ -29,19 +29,9 @@ from isqn.agents.base import (
 )
 from isqn.agents.dqn import evaluate_pairs
 from isqn.agents.registry import register_agent
-from isqn.config.fields import (
-    AT_LEAST_ONE,
-    AT_LEAST_ZERO,
-    POSITIVE,
-    SIZE,
-    Needs,
-    needs,
-    needs_above,
-    needs_other,
-    require,
-)
-from isqn.config.parts import Adam, MovingHeads, Normalisation, PairWeights, Replay, Torso
-from isqn.config.run import Interaction, LearningRate, LearningStarts, TargetStepSize, TargetUpdatePeriod
+from isqn.config.fields import AT_LEAST_ONE, AT_LEAST_ZERO, POSITIVE, SIZE, Needs, needs, needs_above, require
+from isqn.config.parts import Adam, MovingHeads, Normalisation, PairWeights, Replay, Torso, needs_torso_that_reads
+from isqn.config.run import LearningRate, LearningStarts, NativeLoop, TargetStepSize, TargetUpdatePeriod, TrainingLoop
 from isqn.keys import device_key
 from isqn.lazy import jax, jnp
 from isqn.types import Array, EnvSpec, Metrics, Params, Transition, UserError
@@ -56,7 +46,7 @@ NEEDS_BATCH_NORM = Needs(lambda config: config.uses_batch_norm, "--joint-batch-n
 
 
 @dataclass(frozen=True)
-class SacConfig(MovingHeads, Normalisation, PairWeights, Torso, Adam, Replay, Interaction):
+class SacConfig(MovingHeads, Normalisation, PairWeights, Torso, Adam, Replay, NativeLoop):
     """Soft actor-critic for continuous actions."""
 
     agent = "sac"
@@ -71,7 +61,7 @@ class SacConfig(MovingHeads, Normalisation, PairWeights, Torso, Adam, Replay, In
     learning_starts: LearningStarts = 1_000
     """Agent steps before the first gradient step; until then, actions are uniformly random."""
     batch_size: Annotated[int, AT_LEAST_ONE] = 256
-    hidden_sizes: Annotated[tuple[int, ...], SIZE, needs_other("torso", "simba")] = (256, 256)
+    hidden_sizes: Annotated[tuple[int, ...], SIZE, needs_torso_that_reads("hidden_sizes")] = (256, 256)
     head_weight_discount: Annotated[float, AT_LEAST_ZERO] = 0.25
     normalise_observations: bool = True
     acting_rule: Literal["sample", "mean"] = "sample"
@@ -110,17 +100,19 @@ class SacConfig(MovingHeads, Normalisation, PairWeights, Torso, Adam, Replay, In
     """Initial entropy temperature (alpha); it is learned."""
     target_entropy_per_action: float = -1.0
     """Target entropy per action dimension, in nats; below 0.693, the entropy of uniform actions."""
-    critic_width: Annotated[int, AT_LEAST_ONE, SIZE, needs("torso", "simba")] = 512
+    critic_width: Annotated[int, AT_LEAST_ONE, SIZE, needs_torso_that_reads("width")] = 512
     """Hidden width of the SimbaV2 critic."""
-    critic_blocks: Annotated[int, AT_LEAST_ONE, SIZE, needs("torso", "simba")] = 2
+    critic_blocks: Annotated[int, AT_LEAST_ONE, SIZE, needs_torso_that_reads("blocks")] = 2
     """Number of blocks of the SimbaV2 critic."""
-    policy_width: Annotated[int, AT_LEAST_ONE, SIZE, needs("torso", "simba")] = 128
+    policy_width: Annotated[int, AT_LEAST_ONE, SIZE, needs_torso_that_reads("width")] = 128
     """Hidden width of the SimbaV2 policy."""
-    policy_blocks: Annotated[int, AT_LEAST_ONE, SIZE, needs("torso", "simba")] = 1
+    policy_blocks: Annotated[int, AT_LEAST_ONE, SIZE, needs_torso_that_reads("blocks")] = 1
     """Number of blocks of the SimbaV2 policy."""
+    # Runs of earlier versions, whose configs have no such line, were trained in the host loop.
+    loop: TrainingLoop = "host"
+    """Training loop; host unless asked. compiled: one program with an environment in JAX. auto: compiled if it can."""
 
     algorithm = "SAC"
-    loop = "host"  # no JAX environment of this package has continuous actions
 
     def check_together(self) -> None:
         super().check_together()

@@ -66,7 +66,11 @@ class Needs:
     """Condition on the other settings that a setting needs to have an effect."""
 
     condition: Callable[[Any], bool]
-    words: str
+    words: str | Callable[[], str]  # what is needed; a function if it depends on a registry
+
+    def describe(self) -> str:
+        """Return what is needed as the end of an error message: "--loss munchausen"."""
+        return self.words if isinstance(self.words, str) else self.words()
 
 
 def needs(name: str, *values: Any) -> Needs:
@@ -287,7 +291,7 @@ def require_effect(config: Any, base: Any) -> None:
     """Refuse a changed setting that has no effect in this run."""
     for name, rule in find_rules(type(config), Needs).items():
         if getattr(config, name) != getattr(base, name) and not rule.condition(config):
-            raise UserError(f"{flag(name)} has no effect in this run: it needs {rule.words}.")
+            raise UserError(f"{flag(name)} has no effect in this run: it needs {rule.describe()}.")
 
 
 # -- unknown names

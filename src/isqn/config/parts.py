@@ -13,10 +13,10 @@ from isqn.config.fields import (
     POSITIVE,
     PROBABILITY,
     SIZE,
+    Needs,
     Range,
     alias,
     needs,
-    needs_other,
     require,
 )
 from isqn.config.run import LearningStarts, Run
@@ -221,15 +221,31 @@ class MovingHeads(Run):
 # -- the network
 
 
+def needs_torso_that_reads(setting: str) -> Needs:
+    """Return the condition that the torso reads a setting of `isqn.networks.layers.TorsoSettings`."""
+
+    def condition(config: Any) -> bool:
+        from isqn.networks.torsos import is_read_by
+
+        return is_read_by(setting, config.torso)
+
+    def words() -> str:
+        from isqn.networks.torsos import TORSOS, is_read_by
+
+        return "--torso " + " or ".join(name for name in ("auto", *TORSOS) if is_read_by(setting, name))
+
+    return Needs(condition, words)
+
+
 @dataclass(frozen=True)
 class Torso(Run):
     """Settings of the torso, the layers that all heads share."""
 
     torso: str = "auto"
     """Torso: mlp, minatar, nature, impala or stream; for sac mlp or simba. auto: by the shape of the observation."""
-    hidden_sizes: Annotated[tuple[int, ...], SIZE, needs_other("torso", "simba")] = (128, 128)
+    hidden_sizes: Annotated[tuple[int, ...], SIZE, needs_torso_that_reads("hidden_sizes")] = (128, 128)
     """Hidden layer sizes of the MLP; if empty, it is linear."""
-    layer_norm: Annotated[bool, needs_other("torso", "simba")] = False
+    layer_norm: Annotated[bool, needs_torso_that_reads("layer_norm")] = False
     """LayerNorm before each activation."""
 
     width_factor = 1.0

@@ -48,6 +48,7 @@ LearningStarts = Annotated[int, AT_LEAST_ZERO, alias("min-replay-history")]
 EnvKwargs = Annotated[str, JSON_OBJECT, JSON_FLAG]
 EnvWrappers = Annotated[str, JSON_LIST, JSON_FLAG]
 RewardClip = Annotated[float | None, POSITIVE, NONE_OR_NUMBER]
+TrainingLoop = Literal["auto", "host", "compiled"]
 
 
 @dataclass(frozen=True)
@@ -319,5 +320,5 @@ class NativeLoop(Interaction):
 
     num_seeds: Annotated[int, AT_LEAST_ONE, SIZE] = 1
     """Number of seeds (seed, seed + 1, ...) trained in one compiled program."""
-    loop: Literal["auto", "host", "compiled"] = "auto"
+    loop: TrainingLoop = "auto"
     """Training loop. compiled: one program with an environment written in JAX. auto: compiled if possible."""

@@ -52,7 +52,7 @@ class DeviceReplay(NamedTuple):
 
         return Rows(
             obs=column(dtype, width),
-            action=column("int32"),
+            action=column(self.spec.action_dtype, *self.spec.action_shape),
             reward=column("float32"),
             terminated=column("bool"),
             ended=column("bool"),

@@ -1,4 +1,4 @@
-"""CartPole-v1, Acrobot-v1 and MountainCar-v0 in JAX, with Gymnasium's equations, limits and rewards, in float32."""
+"""Classic control in JAX, with Gymnasium's equations, limits and rewards, in float32."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy as np
 from isqn.lazy import jax, jnp
 from isqn.types import Array
 
-IDS = ("CartPole-v1", "Acrobot-v1", "MountainCar-v0")
-CONTINUOUS_IDS = ("Pendulum-v1", "MountainCarContinuous-v0")  # host loop only, from Gymnasium
+IDS = ("CartPole-v1", "Acrobot-v1", "MountainCar-v0", "Pendulum-v1")
+HOST_IDS = ("MountainCarContinuous-v0",)  # host loop only, from Gymnasium
 
 
 class TimedState(NamedTuple):
@@ -29,6 +29,7 @@ class Problem(NamedTuple):
     observe: Callable[[Array], Array]  # physics -> observation
     num_actions: int
     time_limit: int
+    action_bound: float = 0.0  # largest number of a continuous action; 0 if actions are discrete
 
 
 def _cart_pole(state: Array, action: Array) -> tuple[Array, Array, Array]:
@@ -96,6 +97,23 @@ def _observe_acrobot(state: Array) -> Array:
     return jnp.stack([cos[0], sin[0], cos[1], sin[1], state[2], state[3]])
 
 
+def _pendulum(state: Array, action: Array) -> tuple[Array, Array, Array]:
+    """Advance Pendulum by one step of 0.05 s; angle 0 is upright, and the reward is that of the state before."""
+    angle, speed = state
+    gravity, mass, length, dt = 10.0, 1.0, 1.0, 0.05
+    torque = jnp.clip(action[0], -2.0, 2.0)
+    wrapped = (angle + np.pi) % (2 * np.pi) - np.pi
+    cost = wrapped**2 + 0.1 * speed**2 + 0.001 * torque**2
+    acceleration = 3 * gravity / (2 * length) * jnp.sin(angle) + 3 / (mass * length**2) * torque
+    speed = jnp.clip(speed + acceleration * dt, -8.0, 8.0)
+    return jnp.stack([angle + speed * dt, speed]), -cost, jnp.bool_(False)
+
+
+def _reset_pendulum(key: Array) -> Array:
+    high = jnp.array([np.pi, 1.0])
+    return jax.random.uniform(key, (2,), minval=-high, maxval=high)
+
+
 PROBLEMS = {
     "CartPole-v1": Problem(
         lambda key: jax.random.uniform(key, (4,), minval=-0.05, maxval=0.05), _cart_pole, lambda s: s, 2, 500
@@ -110,11 +128,19 @@ PROBLEMS = {
         3,
         200,
     ),
+    "Pendulum-v1": Problem(
+        _reset_pendulum,
+        _pendulum,
+        lambda s: jnp.stack([jnp.cos(s[0]), jnp.sin(s[0]), s[1]]),
+        num_actions=1,
+        time_limit=200,
+        action_bound=2.0,
+    ),
 }
 
 
-def make_jax_functions(env_id: str) -> tuple[Any, Any, int]:
-    """Return the functions `reset` and `step` of an environment, and its number of actions."""
+def make_jax_functions(env_id: str) -> tuple[Any, Any, int, float]:
+    """Return the functions `reset` and `step` of an environment, its number of actions and their bound."""
     problem = PROBLEMS[env_id]
 
     def reset(key: Array) -> tuple[TimedState, Array]:
@@ -126,4 +152,4 @@ def make_jax_functions(env_id: str) -> tuple[Any, Any, int]:
         time = state.time + 1
         return TimedState(physics, time), problem.observe(physics), reward, terminated, time >= problem.time_limit
 
-    return reset, step, problem.num_actions
+    return reset, step, problem.num_actions, problem.action_bound

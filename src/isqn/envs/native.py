@@ -6,13 +6,14 @@ They do not reset themselves: the training loop stores the last observation of e
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
 
 from isqn.keys import device_key
-from isqn.lazy import jax
+from isqn.lazy import jax, jnp
 from isqn.types import Array, EnvSpec
 
 State = Any
@@ -25,19 +26,43 @@ class NativeEnvironment(NamedTuple):
 
     spec: EnvSpec
     reset: Reset  # key -> state, obs
-    step: Step  # state, action, key -> state, obs, reward (float32), terminated, truncated (bool)
+    # state, action in the environment's units, key -> state, obs, reward (float32), terminated, truncated (bool)
+    step: Step
 
 
-def native_environment(env_id: str, protocol: str, reset: Reset, step: Step, num_actions: int) -> NativeEnvironment:
-    """Make a `NativeEnvironment`; the specification of its observations comes from `reset`."""
+def native_environment(
+    env_id: str, protocol: str, reset: Reset, step: Step, num_actions: int, action_bound: float = 0.0
+) -> NativeEnvironment:
+    """Make a `NativeEnvironment`; the specification of its observations comes from `reset`.
+
+    With an `action_bound`, actions are `num_actions` numbers of at most that size.
+    """
     frame = jax.eval_shape(lambda: reset(jax.random.key(0))[1])
-    return NativeEnvironment(EnvSpec(env_id, protocol, frame.shape, frame.dtype.name, num_actions), reset, step)
+    spec = EnvSpec(env_id, protocol, frame.shape, frame.dtype.name, num_actions)
+    if action_bound:
+        high = (action_bound,) * num_actions
+        low = tuple(-bound for bound in high)
+        spec = replace(spec, action_low=low, action_high=high, action_box=(num_actions,))
+    return NativeEnvironment(spec, reset, step)
+
+
+def to_native_action(spec: EnvSpec, action: Array) -> Array:
+    """Do the same as `EnvSpec.to_env_action` to an action of the agent, in a compiled program."""
+    if not spec.is_continuous:
+        return action
+    low, high = jnp.array(spec.action_low), jnp.array(spec.action_high)
+    return jnp.clip(low + (action + 1) / 2 * (high - low), low, high).reshape(spec.action_box)
+
+
+def complete_spec(spec: EnvSpec) -> EnvSpec:
+    """Fill in the shape of a continuous action in the environment, a vector if none is given."""
+    return replace(spec, action_box=(spec.num_actions,)) if spec.is_continuous and not spec.action_box else spec
 
 
 def _action_space(spec: EnvSpec) -> gym.spaces.Space[Any]:
     if not spec.is_continuous:
         return gym.spaces.Discrete(spec.num_actions)
-    shape, dtype = spec.action_box or (spec.num_actions,), np.dtype(spec.action_type)
+    shape, dtype = spec.action_box, np.dtype(spec.action_type)
     low, high = (np.array(bound, dtype).reshape(shape) for bound in (spec.action_low, spec.action_high))
     return gym.spaces.Box(low, high, shape, dtype.type)
 
@@ -48,7 +73,7 @@ class NativeGymnasium(gym.Env):
     metadata = {"render_modes": []}  # noqa: RUF012 - gymnasium's convention
 
     def __init__(self, native: NativeEnvironment, render_mode: str | None = None):
-        spec = native.spec
+        spec = complete_spec(native.spec)
         dtype = np.dtype(spec.frame_dtype)
         low, high = (-np.inf, np.inf) if dtype.kind == "f" else (0, 1 if dtype.kind == "b" else np.iinfo(dtype).max)
         self.observation_space = gym.spaces.Box(low, high, spec.frame_shape, dtype.type)

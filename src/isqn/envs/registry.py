@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import gymnasium as gym
 
 from isqn.envs import classic, minatar, toy
-from isqn.envs.native import NativeEnvironment, NativeGymnasium, native_environment
+from isqn.envs.native import NativeEnvironment, NativeGymnasium, complete_spec, native_environment
 
 
 class Entry(NamedTuple):
@@ -67,7 +67,8 @@ def make_native(env_id: str) -> NativeEnvironment:
     entry = _ENTRIES.get(canonical_id(env_id))
     if entry is None or entry.native is None:
         raise ValueError(f"{env_id} has no JAX version; has_native says which have.")
-    return entry.native()
+    native = entry.native()
+    return native._replace(spec=complete_spec(native.spec))
 
 
 def canonical_id(env_id: str) -> str:
@@ -90,7 +91,7 @@ def register_own() -> None:
     register_environment("isqn/Wordle-v0", entry_point="isqn.language.game:WordleEnvironment", kind="Wordle")
     for env_id in classic.IDS:
         register_environment(env_id, partial(_make_classic, env_id), kind="classic")
-    for env_id in classic.CONTINUOUS_IDS:
+    for env_id in classic.HOST_IDS:
         register_environment(env_id, kind="classic")
     for env_id in minatar.IDS:
         _ENTRIES[env_id] = Entry("MinAtar", partial(_make_minatar, env_id))

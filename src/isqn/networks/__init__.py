@@ -9,8 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from isqn.networks.layers import TorsoSettings, sparse_uniform
-from isqn.networks.simba import SimbaPolicy, normalise_columns, orthogonal
-from isqn.networks.torsos import MIN_IMAGE_SIDE, TORSOS, MLPPolicy
+from isqn.networks.torsos import TORSOS, Torso, choose_torso
 from isqn.types import Array, EnvSpec, Params, UserError
 
 
@@ -43,37 +42,43 @@ def make_torso_settings(settings: Mapping[str, Any]) -> TorsoSettings:
     return TorsoSettings(**{**settings, "dtype": jnp.dtype(settings["dtype"])})
 
 
-def torso_name(requested: str, spec: EnvSpec, settings: TorsoSettings, *, is_critic: bool = False) -> str:
-    """Return the name of the torso; "auto" depends on the observation: a vector, a small image or a large image."""
-    side = min(spec.frame_shape[:2])
-    if requested == "simba" and not is_critic:
-        raise UserError("--torso simba is for `isqn train sac`; use --torso auto.")
+def torso_name(requested: str, spec: EnvSpec, settings: TorsoSettings, *, projects: bool = False) -> str:
+    """Return the name of the torso; "auto" depends on the observation. Refuse a torso that is not suitable.
+
+    `projects` says whether the agent applies `project` after each gradient step.
+    """
     if requested == "auto":
-        if not spec.is_image:
-            return "mlp"
-        if side < 32:
-            return "minatar"
-        return "stream" if settings.is_streaming and side >= MIN_IMAGE_SIDE["stream"] else "nature"
+        return choose_torso(spec, settings)
     if requested not in TORSOS:
         raise UserError(f"--torso {requested!r} is not known; choose one of auto, {', '.join(TORSOS)}.")
-    if requested in MIN_IMAGE_SIDE and not spec.is_image:
+    torso = TORSOS[requested]
+    if torso.project and not projects:
+        raise UserError(
+            f"--torso {requested} needs a projection of its weights after each gradient step, which this agent does "
+            "not do; use --torso auto."
+        )
+    if torso.min_image_side and not spec.is_image:
         raise UserError(
             f"--torso {requested} needs images, but {spec.id} observes vectors of shape {spec.frame_shape}; "
-            "use --torso mlp."
+            f"use --torso {choose_torso(spec, settings)}."
         )
-    if side < MIN_IMAGE_SIDE.get(requested, 1):
+    if min(spec.frame_shape[:2]) < torso.min_image_side:
         raise UserError(
-            f"--torso {requested} needs images of at least {MIN_IMAGE_SIDE[requested]} pixels a side, but {spec.id} "
+            f"--torso {requested} needs images of at least {torso.min_image_side} pixels a side, but {spec.id} "
             f"observes {spec.frame_shape}; use --torso auto."
         )
     return requested
 
 
+def _find_torso(requested: str, spec: EnvSpec, settings: TorsoSettings, *, projects: bool) -> Torso:
+    return TORSOS[torso_name(requested, spec, settings, projects=projects)]
+
+
 def make_policy(spec: EnvSpec, torso: str, settings: Mapping[str, Any]) -> Policy:
     """Build the actor network: means and log standard deviations of the actions."""
     torso_settings = make_torso_settings(settings)
-    simba = torso_name(torso, spec, torso_settings, is_critic=True) == "simba"
-    module = (SimbaPolicy if simba else MLPPolicy)(torso_settings, spec.num_actions)
+    entry = _find_torso(torso, spec, torso_settings, projects=True)
+    module = entry.make_policy(torso_settings, spec.num_actions)
 
     def init(key: Array) -> tuple[Params, Params]:
         variables = module.init(key, jnp.zeros((1, *spec.obs_shape)), False)
@@ -82,7 +87,7 @@ def make_policy(spec: EnvSpec, torso: str, settings: Mapping[str, Any]) -> Polic
     def apply(params: Params, statistics: Params, obs: Array, train: bool = False) -> Any:
         return _apply_module(module, params, statistics, obs, train and torso_settings.batch_norm)
 
-    return Policy(init, apply, normalise_columns if simba else _unchanged)
+    return Policy(init, apply, entry.project or _unchanged)
 
 
 def _apply_module(module: Any, params: Params, statistics: Params, obs: Array, train: bool) -> tuple[Any, Params]:
@@ -103,9 +108,9 @@ def make_critic(
     statistics, and the second of the heads; values are (B, H, C, A).
     """
     # Check here, so that an error names the shape of the observation.
-    torso_name(torso, spec, make_torso_settings(settings), is_critic=True)
+    torso_name(torso, spec, make_torso_settings(settings), projects=True)
     joined = EnvSpec(spec.id, spec.protocol, (spec.obs_shape[-1] + spec.num_actions,), "float32", num_atoms)
-    one_critic = make_network(joined, num_heads, torso, settings, is_critic=True)
+    one_critic = make_network(joined, num_heads, torso, settings, projects=True)
     axes = {"torso": 0, "heads": 1}
 
     def init(key: Array) -> tuple[Params, Params]:
@@ -122,14 +127,12 @@ def make_critic(
 
 
 def make_network(
-    spec: EnvSpec, num_heads: int, torso: str, settings: Mapping[str, Any], *, is_critic: bool = False
+    spec: EnvSpec, num_heads: int, torso: str, settings: Mapping[str, Any], *, projects: bool = False
 ) -> Network:
-    """Build a torso with linear heads on top of it."""
+    """Build a torso with linear heads on top of it; `projects` as in `torso_name`."""
     torso_settings = make_torso_settings(settings)
-    name = torso_name(torso, spec, torso_settings, is_critic=is_critic)
-    module, simba = TORSOS[name](torso_settings), name == "simba"
-    kernel_inits = {"mlp": jax.nn.initializers.lecun_normal(), "simba": orthogonal}
-    kernel_init = kernel_inits.get(name, jax.nn.initializers.xavier_uniform())
+    entry = _find_torso(torso, spec, torso_settings, projects=projects)
+    module = entry.make(torso_settings)
 
     def init(key: Array) -> tuple[Params, Params]:
         torso_key, head_key = jax.random.split(key)
@@ -139,7 +142,7 @@ def make_network(
         # One matrix for all heads: the initial range depends on the number of outputs of all heads, as in the authors'
         # single last layer, so that it shrinks as K grows.
         outputs = num_heads * spec.num_actions
-        params, kernel = variables.get("params", {}), kernel_init(head_key, (features, outputs))
+        params, kernel = variables.get("params", {}), entry.head_init(head_key, (features, outputs))
         if torso_settings.is_streaming:  # this range does not depend on the number of outputs
             params, kernel = sparse_uniform(key, (params, kernel), torso_settings.sparsity)
         kernel = kernel.reshape(features, num_heads, spec.num_actions).transpose(1, 0, 2)
@@ -165,7 +168,7 @@ def make_network(
         features, collected = module.apply(variables, obs, False, mutable=["intermediates"])
         return jax.tree.leaves(_in_call_order(collected.get("intermediates", {}))), features
 
-    return Network(init, apply, features, values, activations, normalise_columns if simba else _unchanged)
+    return Network(init, apply, features, values, activations, entry.project or _unchanged)
 
 
 def _unchanged(params: Params) -> Params:

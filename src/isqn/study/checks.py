@@ -208,7 +208,7 @@ def _check_effects(study: Study, where: str) -> None:
     conditions = find_rules(config_class(study.agent), Needs)
     for name in dict.fromkeys(name for table in tables for name in table):
         if not any(has_effect(name, cell.config) for cell in study.cells):
-            raise UserError(f"{where}: {name} has no effect in any run: it needs {conditions[name].words}.")
+            raise UserError(f"{where}: {name} has no effect in any run: it needs {conditions[name].describe()}.")
 
 
 def _check_names(study: Study, where: str) -> None:

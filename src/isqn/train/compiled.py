@@ -20,7 +20,7 @@ import numpy as np
 from isqn.agents.base import Agent, AgentState, target_schedule
 from isqn.compiler import jit
 from isqn.data.device_replay import DeviceReplay, Rows
-from isqn.envs.native import NativeEnvironment
+from isqn.envs.native import NativeEnvironment, to_native_action
 from isqn.keys import device_key
 from isqn.train.functions import append_held_out, zero_totals
 from isqn.train.probes import probe_columns, probe_features
@@ -59,7 +59,8 @@ def make_act_and_store(
         seed = state.agent.seed
         action, explored = agent.act(state.agent, state.obs, config.epsilon(time), time, state.episode)
         step_key, reset_key = jax.random.split(device_key(seed, "environment", 1, time))
-        env_state, frame, reward, terminated, truncated = env.step(state.env, action, step_key)
+        env_action = to_native_action(env.spec, action)
+        env_state, frame, reward, terminated, truncated = env.step(state.env, env_action, step_key)
         length = state.episode_length + 1
         total = state.episode_return + reward
         over = terminated | truncated | (length >= config.max_episode_steps)

@@ -16,7 +16,7 @@ from isqn.agents.base import Agent, AgentState
 from isqn.compiler import jit
 from isqn.data.files import DamagedFile
 from isqn.envs.adapter import Environment, make_environment
-from isqn.envs.native import NativeEnvironment
+from isqn.envs.native import NativeEnvironment, to_native_action
 from isqn.keys import device_key, episode_seed, host_generator
 from isqn.train import checkpoint
 from isqn.train.functions import compile_agent
@@ -170,7 +170,8 @@ def native_evaluation(
         number = time * count + index
         action = agent.act(state, obs, jnp.float32(epsilon), number, game).action
         step_key, reset_key = jax.random.split(device_key(state.seed, "environment", 1, number))
-        env_state, obs, reward, terminated, truncated = env.step(env_state, action, step_key)
+        env_action = to_native_action(env.spec, action)
+        env_state, obs, reward, terminated, truncated = env.step(env_state, env_action, step_key)
         total, length = total + reward, length + 1
         over = terminated | truncated | (length >= max_episode_steps)
         new_game = (*env.reset(reset_key), jnp.float32(0), jnp.int32(0))

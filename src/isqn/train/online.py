@@ -51,9 +51,10 @@ def uses_compiled_loop(config: Any) -> bool:
     if config.loop == "compiled":
         require_native(config)
     if config.num_seeds > 1 and (config.loop == "host" or not native):
+        switch = "add --loop compiled, or " if native else ""
         raise UserError(
             f"--num-seeds {config.num_seeds} needs the compiled loop, for environments written in JAX; "
-            f"train the seeds of {config.env_id} one by one with --seed."
+            f"{switch}train the seeds of {config.env_id} one by one with --seed."
         )
     return native and config.loop != "host" and not config.record_dataset
 
