@@ -696,8 +696,6 @@ print(json.dumps({
 
 
 def test_a_video_shows_the_first_game(trained, answer):
-    pytest.importorskip("imageio")
-    pytest.importorskip("imageio_ffmpeg")
     found = answer("eval", str(trained.folder), "--episodes", "2", "--epsilon", "1", "--capture-video")
     path = Path(found["video"])
     assert path == trained.folder / "videos" / f"step-{found['step']}-seed-100.mp4"

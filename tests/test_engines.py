@@ -115,13 +115,12 @@ def start(out: Path, *words: str) -> subprocess.Popen:
 ENGINES = {"local": (), "ray": ("--engine", "ray"), "slurm": ("--engine", "slurm", "--cluster", "local")}
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("victim", ["the run", "its parent"])
+@pytest.mark.parametrize(
+    ("engine", "victim"),
+    # The parent of a local run is the study itself: see test_workers_end_with_the_study.
+    [("local", "the run"), *((engine, victim) for engine in ("ray", "slurm") for victim in ("the run", "its parent"))],
+)
 def test_a_killed_worker_is_restarted_and_the_results_are_the_same(engine, victim, tmp_path, undisturbed):
-    if engine != "local":
-        pytest.importorskip({"ray": "ray", "slurm": "submitit"}[engine])
-    elif victim == "its parent":
-        pytest.skip("the parent is the study itself: see test_workers_end_with_the_study")
     study = start(tmp_path, *ENGINES[engine])
     process = wait_for(lambda: halfway(tmp_path / "out"))[0]
     (process if victim == "the run" else process.parent()).send_signal(signal.SIGKILL)
@@ -132,7 +131,6 @@ def test_a_killed_worker_is_restarted_and_the_results_are_the_same(engine, victi
 
 
 def test_a_preempted_slurm_job_is_queued_again(tmp_path, undisturbed):
-    pytest.importorskip("submitit")
     study = start(tmp_path, *ENGINES["slurm"])
     process = wait_for(lambda: halfway(tmp_path / "out"))[0]
     process.parent().send_signal(signal.SIGUSR2)  # the signal that submitit asks SLURM to send
@@ -160,8 +158,6 @@ def test_a_second_start_at_the_same_time_is_refused(tmp_path, undisturbed):
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_ctrl_c_leaves_all_runs_resumable(engine, tmp_path, undisturbed):
-    if engine != "local":
-        pytest.importorskip({"ray": "ray", "slurm": "submitit"}[engine])
     study = start(tmp_path, *ENGINES[engine])
     wait_for(lambda: halfway(tmp_path / "out"))
     study.send_signal(signal.SIGINT)

@@ -201,7 +201,6 @@ def test_an_unknown_id_is_answered_with_similar_ids(wrong, right):
 
 
 def test_legacy_atari_ids_are_refused():
-    pytest.importorskip("ale_py")
     with pytest.raises(UserError, match="ALE/Pong-v5 and choose a --protocol"):
         make_environment("PongNoFrameskip-v4")
 

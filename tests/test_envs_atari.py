@@ -14,15 +14,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import ale_py
+import cv2
 import numpy as np
 import pytest
 
 from isqn.envs import scores
 from isqn.envs.adapter import make_environment
 from isqn.envs.atari import MACHADO2018, REFERENCE, STREAMING, AtariGame, AtariProtocol, find_protocol
-
-ale_py = pytest.importorskip("ale_py")
-cv2 = pytest.importorskip("cv2")
 
 GOLDEN = Path(__file__).parent / "data" / "golden_frames.json"
 CASES = [

@@ -6,6 +6,7 @@ import itertools
 import subprocess
 import sys
 
+import matplotlib
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -20,7 +21,6 @@ STEPS = np.array([1e6, 2e6, 3e6, 4e6])
 
 def draw(*panels: Chart, remark: str = ""):
     """Draw a figure and lay it out, so that a layout warning of matplotlib fails the test."""
-    pytest.importorskip("matplotlib")
     drawn = figures.draw(Figure("name", "a title", "a caption", panels, remark))
     drawn.draw_without_rendering()
     assert drawn.get_suptitle() == "", "a paper has its own caption"
@@ -299,7 +299,6 @@ def test_the_remark_is_below_everything_and_fits_in_the_figure(kinds):
 
 
 def test_a_label_has_the_same_style_in_all_figures_of_a_report():
-    pytest.importorskip("matplotlib")
     all_labels = ["Meta TB-DQN", "Meta iS-DQN K=9", "TB-DQN", "TB-DQN, LN"]
     figure = Figure("x", "", "", (Chart("lines", {label: line(1.0, 2.0) for label in ("TB-DQN, LN", all_labels[1])}),))
     alone, together = (figures.draw(figure, labels).legends[0].get_lines() for labels in ((), all_labels))
@@ -341,7 +340,6 @@ def test_a_panel_of_levels_alone_can_be_drawn():
 
 def test_the_same_numbers_give_the_same_bytes(tmp_path, monkeypatch):
     """Neither the date nor the user's own settings of matplotlib change the files."""
-    matplotlib = pytest.importorskip("matplotlib")
     bars = Chart("bars", {label: bar(1.0, 0.9, 1.1) for label in (*PAPER, "TB-DQN, LN")}, reference=1.0)
     lines = Chart("lines", {"TB-DQN": line(1.0, 3.0, 2.0), "TF-DQN": level(1.0)}, xlabel="frames")
     figure = Figure("auc", "A title", "a caption", (bars, lines))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -146,10 +148,11 @@ def test_split_dot_equals_the_matrix_product_for_one_row_and_for_more(dtype):
     x, kernel = jnp.arange(4096.0) % 7, jnp.arange(4096.0 * 3).reshape(4096, 3) % 5  # integers, so that sums are exact
     expected = np.asarray(x, np.float64) @ np.asarray(kernel, np.float64)
     dimensions = (((1,), (0,)), ((), ()))
-    single = split_dot(x[None].astype(dtype), kernel.astype(dtype), dimensions)
-    assert single.dtype == dtype
-    np.testing.assert_allclose(single[0].astype(jnp.float32), expected, rtol=0 if dtype == "float32" else 0.01)
-    np.testing.assert_array_equal(split_dot(jnp.stack([x, 2 * x]), kernel, dimensions), [expected, 2 * expected])
+    for rows in (x[None], jnp.stack([x, 2 * x])):
+        product = split_dot(rows.astype(dtype), kernel.astype(dtype), dimensions)
+        assert product.dtype == dtype
+        all_rows = [expected, 2 * expected][: len(rows)]
+        np.testing.assert_allclose(product.astype(jnp.float32), all_rows, rtol=0 if dtype == "float32" else 0.01)
 
 
 def test_layer_norm_and_its_gradient_equal_flax():
@@ -168,12 +171,27 @@ def test_layer_norm_and_its_gradient_equal_flax():
 
 
 def test_activations_are_returned_in_network_order():
-    network = build(ATARI, 1, DqnConfig(torso="impala"))
+    """They equal the outputs of the activation modules in the order of their calls; no two of these are equal."""
+    calls = []
+
+    def record_call(call, args, kwargs, context):
+        output = call(*args, **kwargs)
+        if isinstance(context.module, Activation) and context.method_name == "__call__":
+            calls.append(output)
+        return output
+
+    small = EnvSpec("Image-v0", "gymnasium", (12, 12, 1), "uint8", 2)
+    network = build(small, 1, DqnConfig(torso="impala"))
     params, statistics = network.init(jax.random.key(0))
-    activations, features = jax.jit(network.activations)(params, statistics, jnp.zeros((1, 84, 84, 4), jnp.uint8))
-    assert features.shape == (1, 512)
-    stacks = [(42, 42, 32)] * 4 + [(21, 21, 64)] * 4 + [(11, 11, 64)] * 4
-    assert [layer.shape[1:] for layer in activations] == [*stacks, (11, 11, 64), (512,)]
+    obs = jax.random.randint(jax.random.key(1), (1, 12, 12, 1), 0, 256).astype(jnp.uint8)
+    with nn.intercept_methods(record_call):
+        activations, features = network.activations(params, statistics, obs)
+    stacks = [(6, 6, 32)] * 4 + [(3, 3, 64)] * 4 + [(2, 2, 64)] * 4
+    assert [layer.shape[1:] for layer in activations] == [*stacks, (2, 2, 64), (512,)]
+    for layer, output in zip(activations, calls, strict=True):  # the output of the last convolution is flat
+        np.testing.assert_array_equal(np.ravel(layer), np.ravel(output))
+    assert len({np.asarray(output).tobytes() for output in calls}) == len(calls)
+    np.testing.assert_array_equal(features, calls[-1])
 
 
 def test_the_initial_range_of_the_heads_counts_the_outputs_of_all_heads():
@@ -233,20 +251,23 @@ def test_auto_has_a_torso_for_every_image_size(agent, size):
     assert jax.eval_shape(network.apply, params, statistics, obs)[0].shape == (1, 2, 2)
 
 
-@pytest.mark.parametrize(("torso", "size", "min_side"), [("stream", (84, 52), 53), ("minatar", (2, 9), 3)])
-def test_unsuitable_torsos_are_refused(torso, size, min_side):
-    with pytest.raises(
-        UserError, match=f"--torso {torso} needs images of at least {min_side} pixels a side, but Image"
-    ):
-        torso_name(torso, image_spec(*size), TorsoSettings())
-    with pytest.raises(
-        UserError, match=r"--torso nature needs images, but CartPole-v1 observes vectors of shape \(4,\)"
-    ):
-        torso_name("nature", VECTOR, TorsoSettings())
-    with pytest.raises(UserError, match=r"--torso 'resnet' is not known; choose one of auto, mlp, minatar, nature"):
-        torso_name("resnet", ATARI, TorsoSettings())
-    with pytest.raises(UserError, match="--torso simba needs a projection of its weights after each gradient step"):
-        torso_name("simba", VECTOR, TorsoSettings())
+@pytest.mark.parametrize(
+    ("torso", "spec", "message"),
+    [
+        ("stream", image_spec(84, 52), "stream needs images of at least 53 pixels a side, but Image-v0 observes"),
+        ("minatar", image_spec(2, 9), "minatar needs images of at least 3 pixels a side, but Image-v0 observes"),
+        ("nature", VECTOR, "nature needs images, but CartPole-v1 observes vectors of shape (4,); use --torso mlp."),
+        ("resnet", ATARI, "'resnet' is not known; choose one of auto, mlp, minatar, nature"),
+        ("simba", VECTOR, "simba needs a projection of its weights after each gradient step"),
+    ],
+    ids=lambda value: value if isinstance(value, str) and " " not in value else "",
+)
+def test_unsuitable_torsos_are_refused(torso, spec, message):
+    with pytest.raises(UserError, match=re.escape(f"--torso {message}")):
+        torso_name(torso, spec, TorsoSettings())
+
+
+def test_simba_is_for_agents_that_project():
     assert torso_name("simba", VECTOR, TorsoSettings(), projects=True) == "simba"
 
 
@@ -430,6 +451,28 @@ def test_streaming_activations_are_leaky_relus():
     settings = TorsoSettings(is_streaming=True, layer_norm=False)
     out = Activation(settings).apply({}, jnp.array([[-2.0, 3.0]]), False)
     np.testing.assert_allclose(out, [[-0.02, 3.0]])
+
+
+def test_layer_norm_stands_before_the_leaky_relu_of_a_streaming_torso():
+    """-2, 1 and 4 have mean 1 and variance 6; a leaky ReLU before LayerNorm would make it -0.02, 1 and 4."""
+    spec = EnvSpec("Three-v0", "gymnasium", (3,), "float32", 1)
+    network = build(spec, 1, stream_config(hidden_sizes=(3,)))
+    torso = {"Dense_0": {"kernel": jnp.eye(3), "bias": jnp.zeros(3)}}
+    expected = [[-0.03 / np.sqrt(6), 0, 3 / np.sqrt(6)]]
+    np.testing.assert_allclose(network.features(torso, jnp.array([[-2.0, 1.0, 4.0]])), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("spec", "layers"), [(ATARI, 4), (MINATAR, 2), (VECTOR, 2)], ids=["stream", "minatar", "mlp"])
+def test_every_activation_of_a_streaming_torso_is_a_leaky_relu_of_normalised_units(spec, layers):
+    network = build(spec, 1, stream_config(initial_sparsity=0.0))
+    params, _ = network.init(jax.random.key(0))
+    obs = 100 * jax.random.uniform(jax.random.key(1), (2, *spec.obs_shape))
+    activations, _ = jax.jit(network.activations)(params, {}, obs.astype(spec.frame_dtype))
+    assert len(activations) == layers
+    for layer in activations:
+        normalised = jnp.where(layer < 0, 100 * layer, layer)
+        np.testing.assert_allclose(normalised.mean(axis=-1), 0, atol=1e-4)
+        np.testing.assert_allclose(normalised.std(axis=-1), 1, rtol=1e-2)
 
 
 def test_the_gradient_of_matmul_one_row_equals_that_of_matmul():

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 from contextlib import contextmanager
 
 import numpy as np
 import pytest
+from playwright.sync_api import sync_playwright
 
 from isqn.report import page
 from isqn.report.charts import Chart, Figure, Report, Series, Table
@@ -84,9 +86,8 @@ def page_data(text: str) -> dict:
 def browser():
     executable = shutil.which("chromium")
     if executable is None:
+        assert os.environ.get("ISQN_BROWSER") != "1", "ISQN_BROWSER=1 says that chromium is installed, and it is not"
         pytest.skip("chromium is not installed")
-    from playwright.sync_api import sync_playwright
-
     with sync_playwright() as playwright:
         yield playwright.chromium.launch(executable_path=executable, args=list(BROWSER_FLAGS))
 

@@ -95,8 +95,6 @@ def points_of(chart: Chart) -> dict[str, list[float]]:
 
 def assert_drawable(report: Report) -> None:
     """Check that the figures and the page can be drawn."""
-    pytest.importorskip("matplotlib")
-    pytest.importorskip("plotly")
     for one in report.figures:
         assert len(figures.draw(one).axes) == len(one.charts)
     assert page.render(report).endswith("</html>\n")
@@ -782,8 +780,6 @@ def test_results_csv_has_a_row_for_every_epoch_of_every_run(unfinished, tmp_path
 @pytest.fixture(scope="module")
 def reported(four_seeds, tmp_path_factory):
     """A complete report, written as the command does."""
-    pytest.importorskip("matplotlib")
-    pytest.importorskip("plotly")
     out = tmp_path_factory.mktemp("out") / "report"
     return SimpleNamespace(folder=four_seeds, out=out, report=write(four_seeds, out, Options()))
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import statistics
+from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy.stats import trim_mean
 
 from isqn.analysis import stats
 from isqn.types import UserError
 
+RLIABLE = json.loads((Path(__file__).parent / "data" / "rliable.json").read_text())
 STATISTICS = (stats.iqm, stats.median, stats.mean, stats.optimality_gap)
 
 
@@ -116,19 +120,31 @@ def test_axes_after_tasks_are_kept(statistic):
 
 @pytest.mark.parametrize("runs", range(1, 14))
 def test_iqm_equals_scipy_trimmed_mean(runs):
-    trim_mean = pytest.importorskip("scipy.stats").trim_mean
     scores = random_scores(runs, 3, seed=runs)
     assert stats.iqm(scores) == pytest.approx(trim_mean(scores.ravel(), 0.25), abs=1e-12)
     assert stats.iqm(scores[:, :1]) == pytest.approx(trim_mean(scores[:, 0], 0.25), abs=1e-12)
 
 
-def test_point_estimates_equal_rliable():
-    metrics = pytest.importorskip("rliable.metrics", exc_type=ImportError)
-    x, y = random_scores(5, 7), random_scores(4, 7, seed=1).round(1)
-    for ours in (stats.iqm, stats.median, stats.mean, stats.optimality_gap):
-        assert ours(x) == pytest.approx(getattr(metrics, f"aggregate_{ours.__name__}")(x), abs=1e-12)
-    chance = metrics.probability_of_improvement(x.round(1), y)
-    assert stats.probability_of_improvement(x.round(1), y).point == pytest.approx(chance, abs=1e-12)
+@pytest.mark.parametrize("name", RLIABLE["sets"])
+@pytest.mark.parametrize("statistic", STATISTICS)
+def test_point_estimates_equal_those_of_rliable(statistic, name):
+    of_rliable = RLIABLE["sets"][name]
+    assert statistic(of_rliable["scores"]) == pytest.approx(of_rliable[statistic.__name__], abs=1e-12)
+
+
+def test_the_probability_of_improvement_equals_that_of_rliable():
+    """Some scores are equal, and count half."""
+    x, y = (RLIABLE["sets"][name]["scores"] for name in "xy")
+    ties = sum(
+        a == b
+        for of_x, of_y in zip(zip(*x, strict=True), zip(*y, strict=True), strict=True)
+        for a in of_x
+        for b in of_y
+    )
+    assert ties > 0
+    expected = RLIABLE["probability_of_improvement"]
+    assert stats.probability_of_improvement(x, y).point == pytest.approx(expected["x over y"], abs=1e-12)
+    assert stats.probability_of_improvement(y, x).point == pytest.approx(expected["y over x"], abs=1e-12)
 
 
 # -- bootstrap

@@ -52,64 +52,98 @@ def make_agent(config, spec: EnvSpec = VECTOR):
 
 
 def learn(config, steps, spec: EnvSpec = VECTOR, state=None):
-    """Yield the state after each step, refreshed every T."""
+    """Yield the state after each step, with the target updates that are due."""
     agent = make_agent(config, spec)
+    schedule = target_schedule(config, agent)
     state = agent.init(0) if state is None else state
     for time, step in enumerate(steps, start=1):
         state, _ = agent.update(state, step)
-        if time % config.target_update_period == 0:
+        if schedule.is_sync_due(time):
+            state = agent.sync(state)
+        if schedule.is_refresh_due(time):
             state = agent.refresh(state)
         yield state
 
 
+def learn_from_frames(config, steps, spec: EnvSpec = VECTOR):
+    """Yield the observation and the state of each step of an agent that normalises what it observes."""
+    agent = make_agent(config, spec)
+    state, obs = agent.init(0), None
+    for step in steps:
+        if obs is None:
+            state, obs = agent.observe(state, step.obs[0])
+        state, next_obs = agent.observe(state, step.next_obs[0], step.reward[0], step.ended[0])
+        state, _ = agent.update(state, step._replace(obs=obs[None], next_obs=next_obs[None]))
+        yield obs, state
+        obs = next_obs
+
+
 def reference(config, steps, spec: EnvSpec = VECTOR):
-    """Yield the parameters and the traces after each step, computed as in the papers.
+    """Yield the parameters, the copies and the traces after each step, computed as in the papers.
 
     Each pair has a trace of its own over all parameters, and each gradient is a backward pass of its own.
     """
-    k = config.num_bellman_iterations
-    network = make_network(spec, k + 1, config.torso, config.torso_settings)
+    online, target, copy = (getattr(config.target_scheme, name) for name in ("online", "target", "copy"))
+    pairs = range(len(online))
+    network = make_network(spec, config.target_scheme.num_heads, config.torso, config.torso_settings)
     params = jax.device_get(make_agent(config, spec).init(0).params)
-    traces = [jax.tree.map(np.zeros_like, params) for _ in range(k)]
+    copies = [params for _ in set(copy)]
+    traces = [jax.tree.map(np.zeros_like, params) for _ in pairs]
+    new, old = np.float32(config.target_step_size), np.float32(1 - config.target_step_size)
+    # what the online head of each pair becomes at a target update: the online head that has it as its target, or itself
+    moves = {to: source for to, source in zip(target, online, strict=True) if to != source}
+
+    def between(before, after):
+        return jax.tree.map(lambda a, b: old * a + new * b, before, after)
+
+    def move_heads(tree, sources):
+        heads = jax.tree.map(np.copy, tree["heads"])
+        for to, source in sources.items():
+            for name, of_heads in heads.items():
+                of_heads[to] = tree["heads"][name][source]
+        return {**tree, "heads": heads}
 
     @jax.jit
-    def evaluate(params, step):
+    def evaluate(params, copies, step):
         def value(params, head):
             return network.apply(params, {}, step.obs)[0][0, head, step.action[0]]
 
-        gradients = [jax.grad(value)(params, head) for head in range(1, k + 1)]
-        now, after = (network.apply(params, {}, obs)[0][0] for obs in (step.obs, step.next_obs))
-        return gradients, now, after
+        gradients = [jax.grad(value)(params, head) for head in online]
+        now = network.apply(params, {}, step.obs)[0][0]
+        return gradients, now, [network.apply(older, {}, step.next_obs)[0][0] for older in copies or [params]]
 
     for time, step in enumerate(steps, start=1):
-        gradients, now, after = jax.device_get(evaluate(params, step))
+        gradients, now, after = jax.device_get(evaluate(params, copies, step))
         errors, reaches = [], []
         fade = np.float32(config.discount * config.trace_decay)
-        for head in range(1, k + 1):
-            error = float(step.reward[0] + step.discount[0] * after[head - 1].max() - now[head, step.action[0]])
-            traces[head - 1] = jax.tree.map(lambda z, g: fade * z + g, traces[head - 1], gradients[head - 1])  # noqa: B023
-            norm = sum(float(np.abs(z.astype(np.float64)).sum()) for z in jax.tree.leaves(traces[head - 1]))
+        for pair in pairs:
+            next_values = after[copy[pair] if copy else 0][target[pair]]
+            error = float(step.reward[0] + step.discount[0] * next_values.max() - now[online[pair], step.action[0]])
+            traces[pair] = jax.tree.map(lambda z, g: fade * z + g, traces[pair], gradients[pair])  # noqa: B023
+            norm = sum(float(np.abs(z.astype(np.float64)).sum()) for z in jax.tree.leaves(traces[pair]))
             errors.append(error)
             reaches.append(config.obgd_kappa * max(abs(error), 1) * norm)
         if config.obgd == "joint":
-            reaches = [sum(reaches)] * k
+            reaches = [sum(reaches) for _ in pairs]
         for trace, error, reach in zip(traces, errors, reaches, strict=True):
-            move = np.float32(config.learning_rate / max(config.learning_rate * reach, 1) * error)
-            params = jax.tree.map(lambda w, z, move=move: w + move * z, params, trace)
+            step_size = np.float32(config.learning_rate / max(config.learning_rate * reach, 1) * error)
+            params = jax.tree.map(lambda w, z, step_size=step_size: w + step_size * z, params, trace)
         if step.ended[0] or step.explored[0]:
             traces = [jax.tree.map(np.zeros_like, trace) for trace in traces]
         if time % config.target_update_period == 0:
-            new, old = np.float32(config.target_step_size), np.float32(1 - config.target_step_size)
-            heads = jax.tree.map(lambda w: new * np.concatenate([w[1:], w[-1:]]) + old * w, params["heads"])  # noqa: B023
-            params = {**params, "heads": heads}
-            if config.shift_traces:  # the trace of head k + 1, with respect to the head that it moves to
-                rolled = [{**z, "heads": jax.tree.map(lambda w: np.roll(w, -1, axis=0), z["heads"])} for z in traces]
-                shifted = [*rolled[1:], traces[-1]]
-                traces = [
-                    jax.tree.map(lambda z, next_z: new * next_z + old * z, *pair)  # noqa: B023
-                    for pair in zip(traces, shifted, strict=True)
+            copies[:1] = [between(first, params) for first in copies[:1]]
+            params = between(params, move_heads(params, moves))
+            copies[1:] = [between(later, params) for later in copies[1:]]
+            if config.shift_traces:  # the trace of the source head, with respect to the head that it becomes
+                sources = [moves.get(head, head) for head in online]
+                arriving = [
+                    move_heads(traces[online.index(source)], {head: source, source: head})
+                    for head, source in zip(online, sources, strict=True)
                 ]
-        yield params, traces
+                traces = [between(*both) for both in zip(traces, arriving, strict=True)]
+        elif time % config.target_sync_period == 0:
+            copies[1:] = [params for _ in copies[1:]]
+        yield params, copies, traces
 
 
 def assert_close(one, other, **tolerance):
@@ -117,24 +151,37 @@ def assert_close(one, other, **tolerance):
 
 
 @pytest.mark.parametrize(
-    ("k", "spec", "settings"),
+    ("name", "k", "spec", "settings"),
     [
-        (1, VECTOR, {}),
-        (3, VECTOR, {}),
-        (3, VECTOR, {"obgd": "joint"}),
-        (3, VECTOR, {"shift_traces": False}),
-        (3, VECTOR, {"learning_rate": 1e-3}),  # below the bound
-        (3, VECTOR, {"target_step_size": 0.3}),
-        (2, VECTOR, {"hidden_sizes": ()}),
-        (3, SMALL, {}),
-        (2, SMALL, {"layer_norm_axes": "all"}),
+        ("iterated-shared", 1, VECTOR, {}),
+        ("iterated-shared", 3, VECTOR, {}),
+        ("iterated-shared", 3, VECTOR, {"obgd": "joint"}),
+        ("iterated-shared", 3, VECTOR, {"shift_traces": False}),
+        ("iterated-shared", 3, VECTOR, {"learning_rate": 1e-3}),  # below the bound
+        ("iterated-shared", 3, VECTOR, {"target_step_size": 0.3}),
+        ("iterated-shared", 2, VECTOR, {"hidden_sizes": ()}),
+        ("iterated-shared", 3, SMALL, {}),
+        ("iterated-shared", 2, SMALL, {"layer_norm_axes": "all"}),
+        ("target-free", 1, VECTOR, {}),
+        ("target-based", 1, VECTOR, {}),
+        ("target-based", 1, SMALL, {"target_step_size": 0.3}),
+        ("ensemble-shared", 2, VECTOR, {}),
+        ("iterated-target-based", 3, VECTOR, {}),
+        ("iterated-target-based", 3, VECTOR, {"target_step_size": 0.3}),
+        ("iterated-target-based", 3, VECTOR, {"shift_traces": False}),
     ],
 )
-def test_the_update_equals_the_reference(k, spec, settings):
-    config = scheme("iterated-shared", k, target_update_period=7, **settings)
+def test_the_update_equals_the_reference(name, k, spec, settings):
+    """Parameters, copies and the traces of the torso; `test_all_heads_share_one_trace` compares those of the heads."""
+    config = scheme(name, k, target_update_period=7, target_sync_period=3, **settings)
     states, expected = learn(config, stream(60, spec), spec), reference(config, stream(60, spec), spec)
-    for state, (params, _) in zip(states, expected, strict=True):
+    for state, (params, copies, traces) in zip(states, expected, strict=True):
         assert_close(state.params, params, rtol=2e-4, atol=2e-5)
+        assert_close(list(state.copies), copies, rtol=2e-4, atol=2e-5)
+        continues = float(state.optimizer.fade) > 0  # the agent clears its traces at the start of the next step
+        ours = jax.tree.map(lambda z: np.asarray(z) * continues, state.optimizer.torso)  # noqa: B023
+        torso = jax.tree.map(lambda *z: np.stack(z), *(trace["torso"] for trace in traces))
+        assert_close(ours, torso, rtol=1e-3, atol=1e-4)
 
 
 def test_iterated_shared_with_one_iteration_refreshed_at_every_step_is_target_free():
@@ -151,16 +198,19 @@ def test_iterated_shared_with_one_iteration_refreshed_at_every_step_is_target_fr
             assert_close(of_head, one.params["heads"], rtol=1e-5, atol=1e-6)
 
 
-def test_all_heads_share_one_trace():
+@pytest.mark.parametrize(
+    ("name", "k"), [("iterated-shared", 3), ("ensemble-shared", 2), ("iterated-target-based", 3), ("target-based", 1)]
+)
+def test_all_heads_share_one_trace(name, k):
     """The trace of a head with respect to itself is the shared one, and with respect to other heads zero."""
-    config = scheme("iterated-shared", 3, target_update_period=7)
-    for state, (_, traces) in zip(learn(config, stream(40)), reference(config, stream(40)), strict=True):
+    config = scheme(name, k, target_update_period=7, target_sync_period=3)
+    for state, (_, _, traces) in zip(learn(config, stream(40)), reference(config, stream(40)), strict=True):
         shared = state.optimizer.head
         continues = float(state.optimizer.fade) > 0  # the agent clears its traces at the start of the next step
-        for pair, trace in enumerate(traces):
-            for name, z in trace["heads"].items():
-                np.testing.assert_allclose(z[pair + 1], np.asarray(shared[name]) * continues, rtol=1e-4, atol=1e-6)
-                assert not np.delete(np.asarray(z), pair + 1, axis=0).any()
+        for head, trace in zip(config.target_scheme.online, traces, strict=True):
+            for part, z in trace["heads"].items():
+                np.testing.assert_allclose(z[head], np.asarray(shared[part]) * continues, rtol=1e-4, atol=1e-6)
+                assert not np.delete(np.asarray(z), head, axis=0).any()
 
 
 def test_head_0_moves_only_at_a_refresh():
@@ -241,31 +291,43 @@ def test_no_step_exceeds_the_bound(spec):
     This holds for the first step, too, where a normalised observation is all zeros and LayerNorm has its steepest
     gradient.
     """
-    config = scheme("iterated-shared", 3, normalise_rewards=True, target_update_period=1_000)
-    before = make_agent(config, spec).init(0).params
-    steps = [step._replace(obs=step.obs * (i > 0)) for i, step in enumerate(stream(50, spec))]
-    for state in learn(config, steps, spec):
-        moved = jax.tree.map(lambda a, b: np.abs(np.asarray(a) - np.asarray(b)).sum(), state.params, before)
-        assert 0 < sum(jax.tree.leaves(moved)) <= 3 / config.obgd_kappa + 1e-4
+    config = scheme(
+        "iterated-shared", 3, normalise_observations=True, normalise_rewards=True, target_update_period=1_000
+    )
+    steps = [
+        step._replace(obs=5 + 3 * step.obs, next_obs=5 + 3 * step.next_obs, reward=100 * step.reward)
+        for step in stream(50, spec)
+    ]
+    before, moved, observations = make_agent(config, spec).init(0).params, [], []
+    for obs, state in learn_from_frames(config, steps, spec):
+        changes = jax.tree.map(lambda a, b: np.abs(np.asarray(a) - np.asarray(b)).sum(), state.params, before)
+        moved.append(sum(jax.tree.leaves(changes)))
+        observations.append(np.asarray(obs))
         before = state.params
+    assert not observations[0].any()
+    assert abs(np.mean(observations[1:])) < 0.2  # and 5 without normalisation
+    assert moments.deviation(state.moments.returns.moments) > 50
+    assert all(0 < distance <= 3 / config.obgd_kappa + 1e-4 for distance in moved)
 
 
 def test_traces_are_cleared_after_the_update_of_a_last_or_exploring_step():
-    config = scheme("target-free")
-    first, second = stream(2)
+    """The step after it equals the first step of an agent with the same parameters."""
+    config = scheme("iterated-shared", 2, target_update_period=1_000)
+    agent = make_agent(config)
     flags = {"ended": np.array([False]), "explored": np.array([False])}
-    steps = {
-        "game_continues": first._replace(**flags),
-        "explores": first._replace(**{**flags, "explored": np.array([True])}),
-        "ends": first._replace(**{**flags, "ended": np.array([True])}),
+    first, flagged, last = (step._replace(**flags) for step in stream(3))
+    ends = {
+        "continues": flagged,
+        "explores": flagged._replace(explored=np.array([True])),
+        "ends": flagged._replace(ended=np.array([True])),
     }
-    after_one, after_two = {}, {}
-    for name, step in steps.items():
-        after_one[name], after_two[name] = list(learn(config, [step, second._replace(**flags)]))
+    states = {name: list(learn(config, [first, step, last])) for name, step in ends.items()}
     for name in ("explores", "ends"):
-        assert_close(after_one[name].params, after_one["game_continues"].params, rtol=0, atol=0)
-        assert_close(after_two[name].params, after_two["explores"].params, rtol=0, atol=0)
-    kernels = [np.asarray(after_two[name].params["heads"]["kernel"]) for name in ("game_continues", "explores")]
+        _, after_flagged, after_last = states[name]
+        assert_close(after_flagged.params, states["continues"][1].params, rtol=0, atol=0)
+        fresh, _ = agent.update(after_flagged._replace(optimizer=agent.init(0).optimizer), last)
+        assert_close(after_last, fresh, rtol=0, atol=0)
+    kernels = [np.asarray(states[name][-1].params["heads"]["kernel"]) for name in ("continues", "ends")]
     assert (kernels[0] != kernels[1]).any()
 
 

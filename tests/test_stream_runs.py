@@ -213,7 +213,6 @@ def test_memory_of_streaming_on_atari():
 
 @pytest.mark.slow
 def test_the_cost_table_of_a_streaming_preset(capsys):
-    pytest.importorskip("ale_py")
     assert main(["cost", "atari-stream"]) == 0
     header, *lines = capsys.readouterr().out.strip().splitlines()[1:]
     assert re.split(r"\s{2,}", header)[6:] == ["network MB", "traces MB", "moments MB", "last step MB", "total MB"]
@@ -253,7 +252,6 @@ def test_predict_normalises_as_training_does():
 
 def test_zeros_before_the_first_frame_of_a_game_are_not_normalised():
     """The model stacks the first frames of a game as the replay does in training."""
-    pytest.importorskip("ale_py")
     model = isqn.Model("stream-q", env="ALE/Breakout-v5", scheme=isqn.iterated_shared(1))
     rng, observe = np.random.default_rng(0), jax.jit(model._agent.observe)
     values = jax.jit(lambda params, obs: model._agent.network.apply(params, {}, obs)[0])
@@ -350,7 +348,6 @@ def test_the_help_of_an_agent_shows_its_own_settings(capsys):
 
 def test_streaming_on_atari_trains_and_resumes_to_the_same_bits(tmp_path, monkeypatch):
     """In Breakout under the streaming protocol, a lost life ends an episode, and the game goes on."""
-    pytest.importorskip("ale_py")
     config = preset_config("atari-stream").replace(
         num_bellman_iterations=3, total_timesteps=260, epoch_steps=260, log_period_steps=65
     )
@@ -368,7 +365,6 @@ def test_streaming_on_atari_trains_and_resumes_to_the_same_bits(tmp_path, monkey
 
 
 def test_results_are_of_whole_games_although_lives_end_episodes(tmp_path, monkeypatch):
-    pytest.importorskip("ale_py")
     taken = []
 
     def step(self, action, real=Environment.step):
@@ -389,7 +385,6 @@ def test_results_are_of_whole_games_although_lives_end_episodes(tmp_path, monkey
 
 def test_the_horizon_counts_the_steps_of_a_game_across_lives(tmp_path):
     """After H steps a game is truncated, and a new one begins."""
-    pytest.importorskip("ale_py")
     config = preset_config("atari-stream").replace(
         scheme="target-free", total_timesteps=200, epoch_steps=200, log_period_steps=200, max_episode_steps=60
     )
@@ -400,7 +395,6 @@ def test_the_horizon_counts_the_steps_of_a_game_across_lives(tmp_path):
 
 def test_frames_are_stacked_after_normalisation():
     """Each frame of a stack stays as it was normalised when it came."""
-    pytest.importorskip("ale_py")
     config = preset_config("atari-stream").replace(scheme="target-free")
     env = make_environment(config.env_id, protocol=config.protocol)
     agent = make_run_agent(config, env.spec)

@@ -12,6 +12,7 @@ from contextvars import ContextVar
 from pathlib import Path
 
 import pytest
+from tensorboardX.proto import event_pb2
 
 from isqn.agents.dqn import DqnConfig
 from isqn.train import record, run
@@ -36,7 +37,6 @@ SWITCHED_OFF = "failed and is switched off; the run continues and still writes i
 
 def scalars(folder: Path) -> dict[str, dict[int, float]]:
     """Return name -> step -> value from the event files of TensorBoard."""
-    event_pb2 = pytest.importorskip("tensorboardX.proto.event_pb2")
     found: dict[str, dict[int, float]] = {}
     for path in sorted(folder.glob("events.out.tfevents.*")):
         content = path.read_bytes()
@@ -51,7 +51,6 @@ def scalars(folder: Path) -> dict[str, dict[int, float]]:
 
 @LOOPS
 def test_tensorboard_gets_the_rows_of_the_tables_under_the_names_of_cleanrl(config, tmp_path):
-    pytest.importorskip("tensorboardX")
     run.start(config.replace(track="tensorboard"), tmp_path / "run", quiet=True)
     found = scalars(tmp_path / "run" / "tensorboard")
     assert found.keys() == {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 import isqn
 from isqn.cli import main
+from isqn.train import checkpoint, record
 from isqn.types import UserError
 
 TRAINING = [
@@ -39,6 +41,12 @@ def run_dir(tmp_path, monkeypatch):
     sys.modules.pop("hostile_module", None)
 
 
+def forget_last_checkpoint(run_dir: Path) -> None:
+    """Make a finished run one that stopped at the checkpoint before its last one."""
+    shutil.rmtree(checkpoint.folder_of(run_dir, checkpoint.steps(run_dir)[0]))
+    record.write_summary(run_dir, {"status": "running", "trained_with": ["."]})
+
+
 def assert_nothing_ran(run_dir: Path) -> None:
     assert not (run_dir.parents[4] / "witness").exists()
 
@@ -59,7 +67,13 @@ def test_commands_that_read_a_run_execute_nothing_from_disk(words, run_dir, caps
     places = {"inspect": run_dir / "dataset", "--config": run_dir / "config.toml"}
     place = next((place for word, place in places.items() if word in words), run_dir)
     position = 2 if words[0] == "data" else len(words) if "--config" in words else 1
+    steps = checkpoint.steps(run_dir)
+    if words == ["resume"]:  # a finished run would not be read
+        forget_last_checkpoint(run_dir)
+        assert checkpoint.steps(run_dir) == steps[1:]
     assert main([*words[:position], str(place), *words[position:]]) == 0, capsys.readouterr().err
+    assert record.run_state(run_dir) == "finished"
+    assert checkpoint.steps(run_dir) == steps
     assert_nothing_ran(run_dir)
 
 
@@ -96,10 +110,12 @@ def test_loading_a_model_executes_nothing_from_disk(run_dir):
 def test_a_module_that_a_config_names_is_not_imported(command, run_dir, capsys):
     config = run_dir / "config.toml"
     config.write_text(config.read_text().replace('"isqn/Chain-v0"', '"hostile_module:Chain-v0"'))
-    if command == "resume":
+    if command == "resume":  # a checkpoint would refuse the changed env_id before the environment is made
         (run_dir / "summary.json").unlink()
+        shutil.rmtree(run_dir / "checkpoints")
     assert main([command, str(run_dir)]) == 1
-    assert capsys.readouterr().err.endswith("add --import hostile_module.\n") or command == "resume"
+    registered = "The environment hostile_module:Chain-v0 is registered by the module 'hostile_module'"
+    assert capsys.readouterr().err == f"isqn: {registered}; add --import hostile_module.\n"
     with pytest.raises(UserError, match="add --import hostile_module"):
         isqn.Model.load(run_dir)
     assert_nothing_ran(run_dir)
