@@ -32,6 +32,7 @@ from isqn.config.fields import MAX_INTEGER, alias, field_names, flag, nearest, n
 from isqn.config.parts import PairLoss
 from isqn.config.run import Run
 from isqn.config.toml import to_toml
+from isqn.imports import import_all
 from isqn.losses import LOSSES
 from isqn.presets import preset_config, presets_of
 from isqn.schemes import SCHEMES, register_scheme
@@ -657,3 +658,13 @@ def test_the_advice_on_memory_names_what_the_agent_has():
     assert advice == "Lower --num-seeds, --hidden-sizes or --width-factor."
     assert advise_lower(Timeless(scheme="target-free"), "seed") == "Lower --seed."
     assert advise_lower(Timeless(scheme="target-free")) == "Choose a smaller network."
+
+
+def test_two_files_cannot_register_one_name(tmp_path):
+    text = "import isqn\ndef loss(online, target, transition):\n    return online.now[0]\n"
+    for name in ("first", "second"):
+        (tmp_path / f"{name}.py").write_text(f"# {name}\n{text}isqn.register_loss('mine', loss, 'Mine')\n")
+    with registries_restored():
+        import_all([str(tmp_path / "first.py")])
+        with pytest.raises(UserError, match="register_loss: the module first has a loss 'mine'; choose another name"):
+            import_all([str(tmp_path / "second.py")])

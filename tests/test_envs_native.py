@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from importlib import import_module
 from typing import Any
@@ -12,11 +13,12 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from helpers import registries_restored
 from isqn.envs import classic, minatar, toy
 from isqn.envs.adapter import make_environment
-from isqn.envs.native import complete_spec, to_native_action
-from isqn.envs.registry import has_native, make_native
-from isqn.types import EnvSpec
+from isqn.envs.native import NativeEnvironment, complete_spec, to_native_action
+from isqn.envs.registry import has_native, make_native, register_environment
+from isqn.types import EnvSpec, UserError
 
 KEY = jax.random.key(0)
 
@@ -522,3 +524,79 @@ def test_a_reset_clears_the_previous_action():
     game.game.last_action = 1
     game.reset(seed=0)
     assert game.step(0)[0][9, 4, 0]
+
+
+# -- environments of users -----------------------------------------------------------------------------------------
+
+SPEC = EnvSpec("Line-v0", "gymnasium", (2,), "float32", 2)
+
+
+def line_reset(key):
+    return jnp.float32(0), jnp.zeros(2)
+
+
+def line_step(state, action, key):
+    return state + 1, jnp.full(2, state), jnp.float32(1), state > 3, jnp.bool(False)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        (
+            {"step": lambda s, a, k: (s, jnp.zeros(1), *line_step(s, a, k)[2:])},
+            "of step has shape (1,) and type float32;",
+        ),
+        (
+            {"reset": lambda k: (jnp.float32(0), jnp.zeros(2, int))},
+            "of reset has shape (2,) and type int32",
+        ),
+        (
+            {"step": lambda s, a, k: (*line_step(s, a, k)[:3], 5, 5)},
+            "terminated has shape () and type int32",
+        ),
+        (
+            {"step": lambda s, a, k: (s > 0, *line_step(s, a, k)[1:])},
+            "other shapes or types after step",
+        ),
+        (
+            {"step": lambda s, a: 0},
+            "and step(state, action, key) (state, obs, reward, ",
+        ),
+        ({"spec": replace(SPEC, num_actions=0)}, "its spec has num_actions 0; it must be at least 1"),
+        ({"spec": replace(SPEC, frame_shape=(3,))}, "of reset has shape (2,) and type float32; it must have"),
+    ],
+)
+def test_inconsistent_functions_are_refused_before_training(changes, sentence):
+    with registries_restored():
+        register_environment("Line-v0", NativeEnvironment(SPEC, line_reset, line_step)._replace(**changes))
+        for make in (make_native, make_environment):
+            with pytest.raises(UserError, match=re.escape(sentence)):
+                make("Line-v0")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"env_id": "CartPole-v1", "entry_point": "mine:Env"}, "the package has an environment 'CartPole-v1'; choose"),
+        (
+            {"env_id": "Blackjack-v1", "entry_point": "mine:Env"},
+            "the module gymnasium has an environment 'Blackjack-v1'",
+        ),
+        ({"env_id": "Foo-v0"}, "give 'Foo-v0' an entry_point, or a native version in JAX"),
+        ({"env_id": "Foo-v0", "native": 3}, "native is 3; it must be an isqn.NativeEnvironment"),
+        ({"env_id": "Foo-v0", "entry_point": 3}, "entry_point 3; give an id, and a class or 'module:Class'"),
+        ({"env_id": 3, "entry_point": "mine:Env"}, "env_id is 3 and"),
+    ],
+)
+def test_environments_that_cannot_be_registered_are_refused(arguments, sentence):
+    with registries_restored(), pytest.raises(UserError, match=re.escape(sentence)):
+        register_environment(**arguments)
+
+
+def test_a_module_may_register_its_own_environment_again():
+    with registries_restored():
+        for _ in range(2):
+            register_environment("Line-v0", NativeEnvironment(SPEC, line_reset, line_step))
+        with pytest.raises(UserError, match="has an environment 'Line-v0'; choose another name"):
+            register_environment("Line-v0", entry_point="another:Line")
+        assert make_environment("Line-v0").spec.frame_shape == (2,)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from isqn.lazy import jax
-from isqn.types import Params, UserError
+from isqn.types import Params, UserError, require_new_name
 
 
 @dataclass(frozen=True)
@@ -133,13 +133,12 @@ SCHEMES: dict[str, Callable[[int], TargetScheme]] = {
 }
 
 
-_BUILT_IN = frozenset(SCHEMES)
-
-
 def register_scheme(name: str, make: Callable[[int], TargetScheme]) -> None:
     """Make a scheme known as `--scheme NAME`; `make` takes the value of `--k`."""
-    if name in _BUILT_IN:
-        raise UserError(f"register_scheme: the package has a scheme {name!r}; choose another name.")
+    if not callable(make):
+        raise UserError(f"register_scheme: make is {make!r}; it must be a function k -> TargetScheme.")
+    owner = SCHEMES[name].__module__ if name in SCHEMES else None
+    require_new_name("register_scheme", "a scheme", name, owner, make.__module__)
     made = make(1)
     if getattr(made, "name", None) != name:
         raise UserError(f"register_scheme: make(1) returns {made!r:.80}; it must be a TargetScheme named {name!r}.")

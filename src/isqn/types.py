@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,6 +25,13 @@ def num_bytes(tree: Any) -> int:
 
 class UserError(Exception):
     """Error that the user can fix; its message says what was given, where, what is allowed and which flag."""
+
+
+def require_new_name(function: str, thing: str, name: str, owner: str | None, module: str) -> None:
+    """Refuse to replace what the module `owner` has registered; a module may register its own again."""
+    if owner not in (None, module):
+        who = "the package" if owner.startswith("isqn.") else f"the module {re.sub('^isqn_import_[0-9]+_', '', owner)}"
+        raise UserError(f"{function}: {who} has {thing} {name!r}; choose another name.")
 
 
 class Interrupted(Exception):

@@ -30,7 +30,7 @@ from isqn.config.parts import PairLoss
 from isqn.config.run import Run
 from isqn.config.toml import load_toml
 from isqn.losses import LOSSES, Loss, required_settings
-from isqn.types import Array, EnvSpec, UserError
+from isqn.types import Array, EnvSpec, UserError, require_new_name
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -101,8 +101,8 @@ def register_agent(
                 f"register_agent: {config.__name__} has no {attribute}; it must extend Interaction or Offline of "
                 "isqn.config.run."
             )
-    if name in _BUILT_IN and config.__module__ != _BUILT_IN[name]:
-        raise UserError(f"register_agent: the package has an agent {name!r}; choose another name.")
+    owner = _KINDS[name].config.__module__ if name in _KINDS else _BUILT_IN.get(name)
+    require_new_name("register_agent", "an agent", name, owner, config.__module__)
     if issubclass(config, PairLoss):
         for loss_name, loss in LOSSES.items():
             if loss.settings:
@@ -158,8 +158,10 @@ def register_loss(
     Its keyword-only arguments without a default are filled from the settings of the same name. `settings` is a part of
     a config (a frozen dataclass that extends `isqn.config.parts.PairLoss`) with those that the package does not have.
     """
-    if name in LOSSES and LOSSES[name].function.__module__ == "isqn.losses":
-        raise UserError(f"register_loss: the package has a loss {name!r}; choose another name.")
+    if not callable(function):
+        raise UserError(f"register_loss: function is {function!r}; it must be (online, target, transition) -> scalar.")
+    owner = LOSSES[name].function.__module__ if name in LOSSES else None
+    require_new_name("register_loss", "a loss", name, owner, function.__module__)
     where = f"register_loss: the loss {name!r}"
     kinds = [kind for kind in (find_agent(agent).config for agent in agent_names()) if issubclass(kind, PairLoss)]
     if settings:

@@ -14,7 +14,7 @@ import numpy as np
 
 from isqn.keys import device_key
 from isqn.lazy import jax, jnp
-from isqn.types import Array, EnvSpec
+from isqn.types import Array, EnvSpec, UserError
 
 State = Any
 Reset = Callable[[Array], tuple[State, Array]]
@@ -57,6 +57,44 @@ def to_native_action(spec: EnvSpec, action: Array) -> Array:
 def complete_spec(spec: EnvSpec) -> EnvSpec:
     """Fill in the shape of a continuous action in the environment, a vector if none is given."""
     return replace(spec, action_box=(spec.num_actions,)) if spec.is_continuous and not spec.action_box else spec
+
+
+def require_consistent(native: NativeEnvironment, env_id: str) -> None:
+    """Refuse functions whose results have other shapes or types than the loop expects, before anything is trained."""
+    spec = native.spec
+    if spec.num_actions < 1:
+        raise UserError(f"{env_id}: its spec has num_actions {spec.num_actions}; it must be at least 1.")
+    action = np.zeros(spec.action_box, spec.action_type) if spec.is_continuous else np.int32(0)
+    try:
+        key = jax.eval_shape(lambda: jax.random.key(0))
+        state, obs = jax.eval_shape(native.reset, key)
+        new_state, new_obs, *rest = jax.eval_shape(native.step, state, action, key)
+        reward, terminated, truncated = rest
+    except Exception as error:
+        why = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        raise UserError(
+            f"{env_id}: reset(key) must return (state, obs), and step(state, action, key) (state, obs, reward, "
+            f"terminated, truncated), as JAX functions; {why}"
+        ) from error
+    expected = jax.ShapeDtypeStruct(spec.frame_shape, spec.frame_dtype)
+    number, flag = (jax.ShapeDtypeStruct((), dtype) for dtype in ("float32", "bool"))
+    for name, found, wanted in (
+        ("the observation of reset", obs, expected),
+        ("the observation of step", new_obs, expected),
+        ("the reward", reward, number),
+        ("terminated", terminated, flag),
+        ("truncated", truncated, flag),
+    ):
+        if (found.shape, found.dtype) != (wanted.shape, wanted.dtype):
+            raise UserError(
+                f"{env_id}: {name} has shape {found.shape} and type {found.dtype.name}; it must have shape "
+                f"{wanted.shape} and type {wanted.dtype.name}."
+            )
+    before, after = (jax.tree.map(lambda x: (x.shape, x.dtype.name), tree) for tree in (state, new_state))
+    if before != after:
+        raise UserError(
+            f"{env_id}: the state has other shapes or types after step, {after}, than after reset, {before}."
+        )
 
 
 def _action_space(spec: EnvSpec) -> gym.spaces.Space[Any]:

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 import gymnasium as gym
 
 from isqn.envs import classic, minatar, toy
-from isqn.envs.native import NativeEnvironment, NativeGymnasium, complete_spec, native_environment
+from isqn.envs.native import NativeEnvironment, NativeGymnasium, complete_spec, native_environment, require_consistent
+from isqn.types import UserError, require_new_name
 
 
 class Entry(NamedTuple):
@@ -20,6 +21,7 @@ class Entry(NamedTuple):
 
     kind: str  # group in `isqn list envs`
     native: Callable[[], NativeEnvironment] | None  # function that makes the JAX version
+    module: str  # module that registered it
 
 
 _ENTRIES: dict[str, Entry] = {}
@@ -38,18 +40,40 @@ def register_environment(
     `native` is its JAX version, for the compiled loop; `entry_point` is its Gymnasium class. One of them is enough: an
     environment in JAX also works in the host loop and in evaluations.
     """
+    if not isinstance(env_id, str) or not (
+        entry_point is None or isinstance(entry_point, str) or callable(entry_point)
+    ):
+        raise UserError(
+            f"register_environment: env_id is {env_id!r} and entry_point {entry_point!r}; give an id, and a class or "
+            "'module:Class'."
+        )
+    if not (native is None or isinstance(native, NativeEnvironment) or callable(native)):
+        raise UserError(f"register_environment: native is {native!r}; it must be an isqn.NativeEnvironment.")
+    if native is None and entry_point is None and env_id not in gym.registry:
+        raise UserError(f"register_environment: give {env_id!r} an entry_point, or a native version in JAX.")
+    module = _module_of(entry_point or (native.step if isinstance(native, NativeEnvironment) else native))
+    owner = _ENTRIES[env_id].module if env_id in _ENTRIES else None
+    if owner is None and entry_point is not None and env_id in gym.registry:
+        owner = "gymnasium"
+    require_new_name("register_environment", "an environment", env_id, owner, module)
     make_native = (lambda: native) if isinstance(native, NativeEnvironment) else native
     own_wrapper = isinstance(getattr(gym.registry.get(env_id), "entry_point", None), partial)  # of an earlier version
     if entry_point is None and make_native is not None and (env_id not in gym.registry or own_wrapper):
-        entry_point = partial(_make_gymnasium, make_native)
+        entry_point = partial(_make_gymnasium, env_id)
     if entry_point is not None:
         gym.registry.pop(env_id, None)
         gym.register(env_id, entry_point=entry_point, **gymnasium_settings)
-    _ENTRIES[env_id] = Entry(kind, make_native)
+    _ENTRIES[env_id] = Entry(kind, make_native, module)
 
 
-def _make_gymnasium(make_native: Callable[[], NativeEnvironment], **settings: Any) -> NativeGymnasium:
-    return NativeGymnasium(make_native(), **settings)
+def _module_of(maker: Any) -> str:
+    """Return the module of a class or a function, or of the text "module:Class"."""
+    maker = maker.func if isinstance(maker, partial) else maker
+    return maker.partition(":")[0] if isinstance(maker, str) else getattr(maker, "__module__", "isqn.envs.registry")
+
+
+def _make_gymnasium(env_id: str, **settings: Any) -> NativeGymnasium:
+    return NativeGymnasium(make_native(env_id), **settings)
 
 
 def entries() -> dict[str, Entry]:
@@ -68,7 +92,10 @@ def make_native(env_id: str) -> NativeEnvironment:
     if entry is None or entry.native is None:
         raise ValueError(f"{env_id} has no JAX version; has_native says which have.")
     native = entry.native()
-    return native._replace(spec=complete_spec(native.spec))
+    native = native._replace(spec=complete_spec(native.spec))
+    if not entry.module.startswith("isqn."):
+        require_consistent(native, env_id)
+    return native
 
 
 def canonical_id(env_id: str) -> str:
@@ -94,7 +121,7 @@ def register_own() -> None:
     for env_id in classic.HOST_IDS:
         register_environment(env_id, kind="classic")
     for env_id in minatar.IDS:
-        _ENTRIES[env_id] = Entry("MinAtar", partial(_make_minatar, env_id))
+        _ENTRIES[env_id] = Entry("MinAtar", partial(_make_minatar, env_id), __name__)
 
 
 def _make_toy(env_id: str) -> NativeEnvironment:

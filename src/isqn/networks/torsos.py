@@ -21,7 +21,7 @@ from isqn.networks.layers import (
     split_dot,
 )
 from isqn.networks.simba import Simba, SimbaPolicy, bound_log_std, normalise_columns, orthogonal
-from isqn.types import Array, EnvSpec, Params, UserError
+from isqn.types import Array, EnvSpec, Params, UserError, require_new_name
 
 
 class Activation(nn.Module):
@@ -153,7 +153,6 @@ class Torso(NamedTuple):
 
 
 TORSOS: dict[str, Torso] = {}
-_BUILT_IN: set[str] = set()
 _READ_BY_DEFAULT = ("hidden_sizes", "layer_norm")
 
 
@@ -179,8 +178,10 @@ def register_torso(
     - `reads` names the settings that the module reads, of hidden_sizes, layer_norm, width and blocks. The flags of the
       others are refused.
     """
-    if name in _BUILT_IN or name == "auto":
-        raise UserError(f"register_torso: the package has a torso {name!r}; choose another name.")
+    if not callable(make):
+        raise UserError(f"register_torso: make is {make!r}; it must be a function TorsoSettings -> flax module.")
+    owner = "isqn." if name == "auto" else TORSOS[name].make.__module__ if name in TORSOS else None
+    require_new_name("register_torso", "a torso", name, owner, make.__module__)
     for setting in reads:
         if setting not in TorsoSettings.__dataclass_fields__:
             raise UserError(
@@ -234,4 +235,3 @@ register_torso(
     make_policy=SimbaPolicy,
     reads=("width", "blocks"),
 )
-_BUILT_IN.update(TORSOS)
