@@ -580,7 +580,7 @@ def test_inconsistent_functions_are_refused_before_training(changes, sentence):
         ({"env_id": "CartPole-v1", "entry_point": "mine:Env"}, "the package has an environment 'CartPole-v1'; choose"),
         (
             {"env_id": "Blackjack-v1", "entry_point": "mine:Env"},
-            "the module gymnasium has an environment 'Blackjack-v1'",
+            "the module gymnasium has an environment",
         ),
         ({"env_id": "Foo-v0"}, "give 'Foo-v0' an entry_point, or a native version in JAX"),
         ({"env_id": "Foo-v0", "native": 3}, "native is 3; it must be an isqn.NativeEnvironment"),
