@@ -21,8 +21,8 @@ from isqn.config.toml import to_toml
 from isqn.data.replay import Replay
 from isqn.envs import registry as env_registry
 from isqn.losses import LOSSES
-from isqn.networks.torsos import TORSOS
 from isqn.schemes import SCHEMES
+from isqn.torsos import TORSOS
 from isqn.train import checkpoint, online, record, run
 from isqn.types import EnvSpec, Transition
 

@@ -23,7 +23,8 @@ from isqn.networks.layers import (
     sparse_uniform,
     split_dot,
 )
-from isqn.networks.torsos import TORSOS, Activation, TorsoSettings, register_torso
+from isqn.networks.torsos import Activation
+from isqn.torsos import TORSOS, TorsoSettings, register_torso
 from isqn.types import EnvSpec, UserError
 
 ATARI = EnvSpec("ALE/Asterix-v5", "machado2018-v1", (84, 84, 1), "uint8", 9, frame_stack=4, frames_per_step=4)

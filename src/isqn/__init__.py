@@ -23,7 +23,7 @@ _MODULES = {
     "register_loss": "isqn.agents.registry",
     "register_agent": "isqn.agents.registry",
     "make_config": "isqn.agents.registry",
-    "register_torso": "isqn.networks.torsos",
+    "register_torso": "isqn.torsos",
     "register_environment": "isqn.envs.registry",
     "NativeEnvironment": "isqn.envs.native",
     "make_environment": "isqn.envs.adapter",

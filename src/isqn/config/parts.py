@@ -22,6 +22,7 @@ from isqn.config.fields import (
 from isqn.config.run import LearningStarts, Run
 from isqn.losses import LOSSES
 from isqn.schemes import TargetScheme
+from isqn.torsos import TORSOS, is_read_by
 
 # -- acting
 
@@ -222,19 +223,12 @@ class MovingHeads(Run):
 
 
 def needs_torso_that_reads(setting: str) -> Needs:
-    """Return the condition that the torso reads a setting of `isqn.networks.layers.TorsoSettings`."""
-
-    def condition(config: Any) -> bool:
-        from isqn.networks.torsos import is_read_by
-
-        return is_read_by(setting, config.torso)
+    """Return the condition that the torso reads a setting of `isqn.torsos.TorsoSettings`."""
 
     def words() -> str:
-        from isqn.networks.torsos import TORSOS, is_read_by
-
         return "--torso " + " or ".join(name for name in ("auto", *TORSOS) if is_read_by(setting, name))
 
-    return Needs(condition, words)
+    return Needs(lambda config: is_read_by(setting, config.torso), words)
 
 
 @dataclass(frozen=True)
@@ -256,7 +250,7 @@ class Torso(Run):
 
     @property
     def torso_settings(self) -> dict[str, Any]:
-        """Settings of the layers, under the names of `isqn.networks.layers.TorsoSettings`."""
+        """Settings of the layers, under the names of `isqn.torsos.TorsoSettings`."""
         return {
             "layer_norm": self.layer_norm,
             "batch_norm": self.uses_batch_norm,

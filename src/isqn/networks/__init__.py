@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from isqn.networks.layers import TorsoSettings, sparse_uniform
-from isqn.networks.torsos import TORSOS, Torso, choose_torso
+from isqn.networks.layers import sparse_uniform
+from isqn.networks.torsos import TorsoPolicy
+from isqn.torsos import TORSOS, Torso, TorsoSettings, choose_torso
 from isqn.types import Array, EnvSpec, Params, UserError
 
 
@@ -78,7 +80,8 @@ def make_policy(spec: EnvSpec, torso: str, settings: Mapping[str, Any]) -> Polic
     """Build the actor network: means and log standard deviations of the actions."""
     torso_settings = make_torso_settings(settings)
     entry = _find_torso(torso, spec, torso_settings, projects=True)
-    module = entry.make_policy(torso_settings, spec.num_actions)
+    make_module = entry.make_policy or partial(TorsoPolicy, entry.make)
+    module = make_module(torso_settings, spec.num_actions)
 
     def init(key: Array) -> tuple[Params, Params]:
         variables = module.init(key, jnp.zeros((1, *spec.obs_shape)), False)

@@ -1,10 +1,9 @@
-"""Layers that flax does not have, and the settings shared by all torsos."""
+"""Layers that flax does not have."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import flax.linen as nn
@@ -12,30 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from isqn.torsos import TorsoSettings
 from isqn.types import Array
-
-
-@dataclass(frozen=True)
-class TorsoSettings:
-    """Settings shared by all torsos."""
-
-    layer_norm: bool = False
-    batch_norm: bool = False
-    width_factor: float = 1.0  # scales the last hidden layer, whose features the heads share (paper, D.3)
-    hidden_sizes: tuple[int, ...] = (128, 128)  # of the MLP torso
-    dtype: jnp.dtype = jnp.float32  # of convolutions and matrix products; parameters are float32
-    is_streaming: bool = False  # streaming, Elsayed et al. 2024: LayerNorm without parameters, leaky ReLU
-    layer_norm_axes: str = "channels"  # axes of a LayerNorm without parameters: "channels", or "all" axes of a sample
-    width: int = 512  # hidden width of SimbaV2
-    blocks: int = 2  # residual blocks of SimbaV2
-    sparsity: float = 0.0  # share of the incoming weights of a unit that start at zero
-    batch_norm_epsilon: float = 1e-5
-    batch_norm_kind: str = "plain"  # "plain" or "renorm"
-    batch_norm_input: bool = False  # whether vector observations are normalised; images always are
-
-    def features(self, size: int) -> int:
-        """Return the width of the last hidden layer, scaled by `width_factor`."""
-        return max(1, round(size * self.width_factor))
 
 
 class LayerNorm(nn.Module):

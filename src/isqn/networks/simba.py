@@ -12,7 +12,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from isqn.networks.layers import BatchNorm, TorsoSettings
+from isqn.networks.layers import BatchNorm
+from isqn.torsos import TorsoSettings
 from isqn.types import Array, Params
 
 SHIFT = 3.0  # constant appended to the observation, so that normalisation does not lose its length

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
-from typing import NamedTuple
 
 import flax.linen as nn
 import jax
@@ -15,13 +13,13 @@ from isqn.networks.layers import (
     Conv,
     LayerNorm,
     PatchConv,
-    TorsoSettings,
     dot_one_row,
     parameter_free_layer_norm,
     split_dot,
 )
-from isqn.networks.simba import Simba, SimbaPolicy, bound_log_std, normalise_columns, orthogonal
-from isqn.types import Array, EnvSpec, Params, UserError, require_new_name
+from isqn.networks.simba import bound_log_std
+from isqn.torsos import TorsoSettings
+from isqn.types import Array
 
 
 class Activation(nn.Module):
@@ -141,97 +139,16 @@ def _hidden_layer(settings: TorsoSettings, size: int, x: Array, train: bool) -> 
     return Activation(settings)(x, train)
 
 
-class Torso(NamedTuple):
-    """Entry of the registry: what the rest of the package must know of a torso, as `register_torso` describes it."""
-
-    make: Callable[[TorsoSettings], nn.Module]
-    min_image_side: int
-    head_init: Callable[..., Array]
-    project: Callable[[Params], Params] | None
-    make_policy: Callable[[TorsoSettings, int], nn.Module]
-    reads: tuple[str, ...]
+def make_minatar(settings: TorsoSettings) -> CNN:
+    """Return the network of Young and Tian 2019: one small convolution and 128 units."""
+    return CNN(settings, PatchConv, ((16, 3, 1),), 128)
 
 
-TORSOS: dict[str, Torso] = {}
-_READ_BY_DEFAULT = ("hidden_sizes", "layer_norm")
+def make_nature(settings: TorsoSettings) -> CNN:
+    """Return the network of Mnih et al. 2015, with SAME padding."""
+    return CNN(settings, Conv, ((32, 8, 4), (64, 4, 2), (64, 3, 1)), 512)
 
 
-def register_torso(
-    name: str,
-    make: Callable[[TorsoSettings], nn.Module],
-    *,
-    min_image_side: int = 0,
-    head_init: Callable[..., Array] = nn.initializers.xavier_uniform(),  # noqa: B008 - a pure function
-    project: Callable[[Params], Params] | None = None,
-    make_policy: Callable[[TorsoSettings, int], nn.Module] | None = None,
-    reads: tuple[str, ...] = _READ_BY_DEFAULT,
-) -> None:
-    """Make a torso known as `--torso NAME`, for the networks of all agents: heads, critics and policies.
-
-    - `make` returns a flax module that maps a batch of observations to a batch of feature vectors.
-    - With a `min_image_side`, the torso is for images of at least so many pixels a side.
-    - `head_init` is the initialiser of the heads.
-    - `project` maps the parameters of a whole network, with any leading axes, to valid ones. Such a torso is only for
-      agents that apply it after each gradient step.
-    - `make_policy` returns the policy network, given the settings and the number of actions. By default it is the torso
-      and two dense layers.
-    - `reads` names the settings that the module reads, of hidden_sizes, layer_norm, width and blocks. The flags of the
-      others are refused.
-    """
-    if not callable(make):
-        raise UserError(f"register_torso: make is {make!r}; it must be a function TorsoSettings -> flax module.")
-    owner = "isqn." if name == "auto" else TORSOS[name].make.__module__ if name in TORSOS else None
-    require_new_name("register_torso", "a torso", name, owner, make.__module__)
-    for setting in reads:
-        if setting not in TorsoSettings.__dataclass_fields__:
-            raise UserError(
-                f"register_torso: the torso {name!r} reads {setting!r}, which is not a field of TorsoSettings."
-            )
-    policy = make_policy or partial(TorsoPolicy, make)
-    TORSOS[name] = Torso(make, min_image_side, head_init, project, policy, reads)
-
-
-def choose_torso(spec: EnvSpec, settings: TorsoSettings) -> str:
-    """Return the name of the torso that "auto" stands for: by a vector, a small image or a large image."""
-    side = min(spec.frame_shape[:2])
-    if not spec.is_image:
-        return "mlp"
-    if side < 32:
-        return "minatar"
-    return "stream" if settings.is_streaming and side >= TORSOS["stream"].min_image_side else "nature"
-
-
-def is_read_by(setting: str, torso: str) -> bool:
-    """Return whether a torso reads a setting; "auto" and torsos that are not known here read the usual ones."""
-    return setting in (TORSOS[torso].reads if torso in TORSOS else _READ_BY_DEFAULT)
-
-
-register_torso("mlp", MLP, head_init=nn.initializers.lecun_normal())
-# Young and Tian 2019: one small convolution and 128 units
-register_torso(
-    "minatar", lambda settings: CNN(settings, PatchConv, ((16, 3, 1),), 128), min_image_side=3, reads=("layer_norm",)
-)
-# Mnih et al. 2015 with SAME padding
-register_torso(
-    "nature",
-    lambda settings: CNN(settings, Conv, ((32, 8, 4), (64, 4, 2), (64, 3, 1)), 512),
-    min_image_side=1,
-    reads=("layer_norm",),
-)
-register_torso("impala", Impala, min_image_side=1, reads=("layer_norm",))
-# Elsayed et al. 2024: larger strides, no padding
-register_torso(
-    "stream",
-    lambda settings: CNN(settings, PatchConv, ((32, 8, 5), (64, 4, 3), (64, 3, 2)), 256),
-    min_image_side=53,
-    reads=("layer_norm",),
-)
-# Lee et al. 2025
-register_torso(
-    "simba",
-    Simba,
-    head_init=orthogonal,
-    project=normalise_columns,
-    make_policy=SimbaPolicy,
-    reads=("width", "blocks"),
-)
+def make_stream(settings: TorsoSettings) -> CNN:
+    """Return the network of Elsayed et al. 2024, with larger strides and without padding."""
+    return CNN(settings, PatchConv, ((32, 8, 5), (64, 4, 3), (64, 3, 2)), 256)
