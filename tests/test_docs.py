@@ -293,6 +293,8 @@ def test_the_reference_keeps_every_word_of_the_help(command):
     printed = hook.run_help(command)
     page = re.sub(r"<[^>]+>", "", re.sub(r"^```\w*$", "", hook.format_help(printed), flags=re.MULTILINE))
     assert "--" in printed
+    assert not re.search("[\u2500-\u257f]", printed)  # lines of boxes, which `format_help` does not know
+    assert "<dt>" in hook.format_help(printed)
     assert re.findall(r"\w+", unescape(page).lower()) == re.findall(r"\w+", printed.lower())
 
 

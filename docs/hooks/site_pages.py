@@ -18,7 +18,7 @@ import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from html import escape
+from html import escape, unescape
 from pathlib import Path
 from typing import Any, ForwardRef
 
@@ -205,12 +205,14 @@ def remote_assets(html: str) -> list[str]:
 
 def run_help(command: str) -> str:
     paths = os.pathsep.join(path for path in (str(ROOT / "src"), *sys.path) if path)
-    environment = os.environ | {"COLUMNS": "80", "NO_COLOR": "1", "TERM": "dumb", "PYTHONPATH": paths}
+    plain = {"COLUMNS": "80", "NO_COLOR": "1", "TERM": "dumb"}
+    plain["PYTHONIOENCODING"] = "ascii:xmlcharrefreplace"  # tyro draws boxes around its options in UTF-8
+    environment = os.environ | plain | {"PYTHONPATH": paths}
     line = [sys.executable, "-m", "isqn", *command.split(), "--help"]
     done = subprocess.run(line, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"`isqn {command} --help` failed with code {done.returncode}: {done.stderr.strip()}")
-    return done.stdout.strip()
+    return unescape(done.stdout).strip()
 
 
 def command_reference() -> str:
