@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import sys
+import time
 from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
@@ -142,6 +143,22 @@ def stop_after(monkeypatch, calls: int):
         yield lambda: next(left, None) is None
 
     monkeypatch.setattr(run, "stop_on_signals", asked)
+
+
+# -- processes
+
+WAIT_SECONDS = 300.0  # timeout of waits for what must come; no test of speed
+
+
+def wait_for(condition, process=None):
+    """Wait for a state that must come, and return it. A process that ends before that fails the test."""
+    end = time.monotonic() + WAIT_SECONDS
+    while time.monotonic() < end:
+        if value := condition():
+            return value
+        assert process is None or process.poll() is None, process.communicate()
+        time.sleep(0.02)
+    raise AssertionError("the state never came")
 
 
 # -- compiled agents

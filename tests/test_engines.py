@@ -8,12 +8,12 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
 import pytest
 
+from helpers import wait_for
 from isqn.cli import main
 from isqn.exits import FAILED, INTERRUPTED
 from isqn.imports import import_all
@@ -64,16 +64,6 @@ def undisturbed(tmp_path_factory):
     done = drive.train(STUDY, out, engines.Local(2), quiet=True)
     assert done == (2, 2, [])
     return outcome(out)
-
-
-def wait_for(condition, seconds: float = 300.0):
-    """Wait for a state that must come; the timeout is no test of speed."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if value := condition():
-            return value
-        time.sleep(0.02)
-    raise AssertionError("the state never came")
 
 
 def workers_of(out: Path) -> list[psutil.Process]:

@@ -8,13 +8,12 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from helpers import assert_same, final, stop_after
+from helpers import WAIT_SECONDS, assert_same, final, stop_after, wait_for
 from isqn.agents.dqn import DqnConfig
 from isqn.cli import main
 from isqn.envs.adapter import make_environment
@@ -149,16 +148,14 @@ def command(*words: str) -> list[str]:
     return [sys.executable, "-m", "isqn", *words]
 
 
+def own_environment() -> dict[str, str]:
+    """Return the variables of a process that shares no compiled programs, as when a user resumes a run."""
+    return {name: value for name, value in os.environ.items() if name != "JAX_COMPILATION_CACHE_DIR"}
+
+
 def start_process(*words: str) -> subprocess.Popen:
-    """Start a process that does not share compiled programs with this one, as when a user resumes a run."""
-    own = {name: value for name, value in os.environ.items() if name != "JAX_COMPILATION_CACHE_DIR"}
-    return subprocess.Popen(command(*words), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=own)
-
-
-def wait_for(condition, process, seconds=120):
-    deadline = time.monotonic() + seconds
-    while not condition() and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.02)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command(*words), env=own_environment(), **pipes)
 
 
 def test_a_folder_is_locked_while_it_is_trained_and_sigterm_saves_and_exits_with_75(tmp_path):
@@ -172,7 +169,7 @@ def test_a_folder_is_locked_while_it_is_trained_and_sigterm_saves_and_exits_with
         run.start(HOST, folder, overwrite=True, quiet=True)
     assert (folder / "metrics.csv").exists(), "nothing was deleted"
     process.send_signal(signal.SIGTERM)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=WAIT_SECONDS)
     assert process.returncode == 75, err
     assert "resume with `isqn resume" in err
     assert checkpoint.steps(folder)[0] > 140
@@ -201,7 +198,7 @@ def test_a_closed_terminal_saves_and_exits_with_75(tmp_path):
     os.close(theirs)
     os.close(ours)
     process.send_signal(signal.SIGHUP)
-    assert process.wait(timeout=60) == 75
+    assert process.wait(timeout=WAIT_SECONDS) == 75
     assert checkpoint.steps(folder)
 
 
@@ -284,31 +281,45 @@ def test_a_failing_environment_leaves_a_checkpoint_of_the_step_before(tmp_path):
     assert checkpoint.steps(tmp_path / "run") == [130]
 
 
-def kill_until_done(folder: Path, rng: np.random.Generator, longest: float, max_kills: int) -> int:
-    """Resume and kill -9 after a random time, up to `max_kills` times; then let it finish."""
-    kills = 0
-    for _ in range(max_kills):
-        process = start_process("resume", str(folder))
-        time.sleep(rng.uniform(0, longest))
-        if process.poll() is None:
-            os.kill(process.pid, signal.SIGKILL)
-            kills += 1
-        process.communicate()
-        if record.run_state(folder) == "finished":
-            break
-    subprocess.run(command("resume", str(folder)), check=True, capture_output=True)
-    return kills
+# Resume a run, and kill -9 the process at any moment after the given number of checkpoints.
+RESUME_AND_DIE = """
+import os, signal, sys, threading
+from pathlib import Path
+from isqn.train import checkpoint, run
+
+written, left, write = threading.Event(), int(sys.argv[2]), checkpoint.write
+
+def write_and_count(folder, *rest):
+    global left
+    write(folder, *rest)
+    left -= folder.parent.name == "checkpoints"  # the others are the best agents
+    if left == 0:
+        written.set()
+
+def die():
+    written.wait()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+checkpoint.write = write_and_count
+threading.Thread(target=die, daemon=True).start()
+run.resume(Path(sys.argv[1]), quiet=True)
+"""
+
+
+def resume_and_kill(folder: Path, checkpoints: int) -> None:
+    """Resume a run in a process of its own, which is killed after it has written so many checkpoints."""
+    words = [sys.executable, "-c", RESUME_AND_DIE, str(folder), str(checkpoints)]
+    done = subprocess.run(words, env=own_environment(), capture_output=True, text=True, timeout=WAIT_SECONDS)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert record.run_state(folder) == "unfinished"
+    assert checkpoint.steps(folder)
 
 
 @LOOPS
 def test_a_killed_and_resumed_run_ends_with_the_same_bits(config, whole, tmp_path):
     folder = tmp_path / "run"
     record.create_run(folder, config)
-    process = start_process("resume", str(folder))
-    wait_for(lambda: checkpoint.steps(folder), process)
-    os.kill(process.pid, signal.SIGKILL)
-    process.communicate()
-    assert record.run_state(folder) == "unfinished"
+    resume_and_kill(folder, 1)
     run.resume(folder, quiet=True)
     assert_same(final(folder), final(whole[config.loop]))
 
@@ -318,14 +329,16 @@ def test_a_killed_and_resumed_run_ends_with_the_same_bits(config, whole, tmp_pat
 def test_kill_at_random_moments(config, tmp_path):
     """The run saves after every step (host) or stretch (compiled), so that kills hit both learning and saving."""
     folder, reference = tmp_path / "run", tmp_path / "reference"
-    busy = config.replace(checkpoint_minutes=0.0, total_timesteps=1800)
-    record.create_run(reference, busy)
-    began = time.monotonic()
-    subprocess.run(command("resume", str(reference)), check=True, capture_output=True)
-    nearly = 0.9 * (time.monotonic() - began)
+    most, steps = (100, 1800) if config.loop == "host" else (4, 5400)  # far more checkpoints than six kills need
+    busy = config.replace(checkpoint_minutes=0.0, total_timesteps=steps)
+    run.start(busy, reference, quiet=True)
     record.create_run(folder, busy)
-    kills = kill_until_done(folder, np.random.default_rng(0), longest=nearly, max_kills=15)
-    assert kills >= 3
+    rng = np.random.default_rng(0)
+    for _ in range(6):
+        before = max(checkpoint.steps(folder), default=0)
+        resume_and_kill(folder, int(rng.integers(1, most)))
+        assert max(checkpoint.steps(folder)) > before
+    run.resume(folder, quiet=True)
     assert_same(final(folder), final(reference))
 
 
