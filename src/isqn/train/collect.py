@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from isqn.agents.base import Agent, AgentState
+from isqn.agents.base import Agent, AgentState, identity_observe
 from isqn.data.dataset import DatasetWriter, Provenance
 from isqn.envs.adapter import Environment
 from isqn.keys import episode_seed
@@ -49,8 +49,8 @@ def collect(
         return False
     step = saved_step = index.get("step", 0)
     episode = index.get("episode", 0)
-    if step and agent.is_streaming:
-        raise UserError(f"{out} cannot be resumed: the running moments of a streaming agent were not saved; delete it.")
+    if step and agent.observe_eval is not identity_observe:
+        raise UserError(f"{out} cannot be resumed: the running moments of the agent were not saved; delete it.")
 
     def observe(frame: np.ndarray) -> np.ndarray:
         nonlocal state
