@@ -186,7 +186,12 @@ def test_invalid_columns_are_refused(name, change, sentence, tmp_path):
     [
         ("action", np.full(6, 2.7, np.float32), "action_ckpt.0.gz holds float32; actions are whole numbers."),
         ("terminal", np.full(6, 7, np.uint8), "terminal_ckpt.0.gz has 7 to 7; it must be 0 or 1."),
-        ("reward", np.full(6, np.nan, np.float32), "dqn-replay, checkpoint 0: some rewards are not finite numbers."),
+        (
+            "reward",
+            np.full(6, np.nan, np.float32),
+            "dqn-replay, checkpoint 0: the reward at step 0 of episode 0 (both from 0) is NaN or infinite; correct it "
+            "in the source, or leave the episode out there.",
+        ),
     ],
 )
 def test_invalid_values_are_refused(name, column, sentence, tmp_path):

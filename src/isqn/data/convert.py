@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -60,13 +61,12 @@ def convert(
     for part in source.parts:
         if part.name in done:
             continue
+        part = part._replace(pieces=partial(finite_pieces, source.kind, part))
         for piece in prefetch(select_subset(part, subset, fraction, seed)):
             if should_stop():
                 raise Interrupted(
                     f"stopped after {len(done)} of {len(source.parts)} parts; run the same command to resume"
                 )
-            if not np.isfinite(piece.rewards).all():
-                raise UserError(f"{source.kind}, {part.name}: some rewards are not finite numbers.")
             writer.extend(piece)
             transitions += piece.num_transitions
             report(transitions)
@@ -77,6 +77,25 @@ def convert(
             raise UserError(f"The subset contains no transition{hint}.")
         writer.save(tidy=True, identity=source.identity, done=done, transitions=transitions, complete=complete)
     return True
+
+
+def finite_pieces(kind: str, part: Part) -> Iterator[Piece]:
+    """Yield the pieces of a part; refuse one whose observations, actions or rewards are not finite."""
+    for number, piece in enumerate(part.pieces()):
+        with np.errstate(over="ignore"):
+            rewards = np.asarray(piece.rewards, np.float32)  # as they are stored
+        columns = {"observation": piece.frames, "action": piece.actions, "reward": rewards}
+        for name, column in columns.items():
+            if column.dtype.kind != "f" or (is_finite := np.isfinite(column.reshape(len(column), -1)).all(1)).all():
+                continue
+            row = int((~is_finite).argmax())
+            step = row - int((piece.ends == CONTEXT).sum())
+            where = f"step {step}" if step >= 0 else f"row {row} of its context"
+            raise UserError(
+                f"{kind}, {part.name}: the {name} at {where} of episode {number} (both from 0) is NaN or infinite; "
+                "correct it in the source, or leave the episode out there."
+            )
+        yield piece
 
 
 def prefetch(pieces: Iterator[Piece]) -> Iterator[Piece]:
