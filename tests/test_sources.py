@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from isqn.data import sources
-from isqn.data.convert import convert, export_to_minari
+from isqn.data.convert import convert
 from isqn.data.dataset import Dataset, DatasetWriter, Piece, Provenance
 from isqn.data.npy import NpyStream, read_column
 from isqn.data.sample import CONTEXT, INSIDE, TERMINATED, TRUNCATED
 from isqn.data.tfrecord import masked_crc, parse_example, read_examples
 from isqn.envs.adapter import make_environment
-from isqn.train.source import find_source
+from isqn.train.source import export_to_minari, find_source
 from isqn.types import EnvSpec, UserError
 
 SPEC = EnvSpec("ALE/Pong-v5", "machado2018", (84, 84, 1), "uint8", 6, frame_stack=4, frames_per_step=4)
