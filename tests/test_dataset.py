@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from isqn.data.frames import Layout, RawFrames, StoredFrames
 from isqn.data.inspect import summarise
 from isqn.data.replay import Replay
 from isqn.data.sample import CONTEXT, INSIDE, TERMINATED, TRUNCATED
-from isqn.data.sources import Part, own_dataset
+from isqn.data.sources import Part, Source, own_dataset
 from isqn.types import UserError
 
 EPISODES = st.lists(
@@ -382,6 +383,38 @@ def test_invalid_subset_settings_are_refused(part, sentence):
     with pytest.raises(UserError) as refused:
         check_subset(**{"subset": "all", "fraction": 1.0, "checkpoints": 50} | part)
     assert str(refused.value).startswith(sentence)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize(("column", "name"), [(0, "observation"), (1, "action"), (2, "reward")])
+def test_numbers_that_are_not_finite_are_refused_where_they_are(value, column, name, tmp_path):
+    """The sentence has the part, the episode and the step; rows of context are not counted. No dataset is complete."""
+    box = {"num_actions": 1, "action_low": (-1.0,), "action_high": (1.0,), "action_box": (1,)}
+    spec = replace(make_spec((3,), "float32", stack=2), **box)
+
+    def piece(*, is_bad: bool) -> Piece:
+        columns = [np.ones((5, 3), np.float32), np.ones((5, 1), np.float32), np.ones(5)]
+        if is_bad:
+            columns[column].flat[3 * columns[column].size // 5] = value
+        return Piece(*columns, np.array([CONTEXT, INSIDE, INSIDE, INSIDE, TERMINATED], np.uint8))
+
+    parts = [
+        Part("file 1", 0, 3, lambda: iter([piece(is_bad=False)])),
+        Part("file 2", 1, 6, lambda: iter([piece(is_bad=False), piece(is_bad=True)])),
+    ]
+    source = Source("numbers", "somebody", parts, "")
+    sentence = rf"^numbers, file 2: the {name} at step 2 of episode 1 \(both from 0\) is NaN or infinite; correct it"
+    with pytest.raises(UserError, match=sentence):
+        convert(source, spec, tmp_path / "out")
+    assert not read_index(tmp_path / "out")["complete"]
+
+
+def test_a_reward_too_large_for_float32_is_refused(tmp_path):
+    piece = Piece(np.zeros((2, 3), np.float32), np.zeros(2), np.array([1e39, 0]), np.array([INSIDE, TERMINATED]))
+    source = Source("numbers", "somebody", [Part("all", 0, 1, lambda: iter([piece]))], "")
+    with pytest.raises(UserError, match="the reward at step 0 of episode 0"):
+        convert(source, make_spec((3,), "float32"), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 # -- summary

@@ -99,6 +99,7 @@ def test_every_command_parses(line, monkeypatch, tmp_path):
     for work in ("train.player.read_config", "language.training.read_config", "cli.cost._rows"):
         monkeypatch.setattr(f"isqn.{work}", stop)
     monkeypatch.setattr("isqn.analysis.probe.probe_run", stop)
+    monkeypatch.setattr("isqn.data.minari.local_folder", stop)
     _, *words = shlex.split(line)
     with registries_restored():
         everywhere, (command, *rest) = parse_global_flags(words)

@@ -80,9 +80,15 @@ def test_time_limit_is_truncation():
 @pytest.mark.parametrize(
     ("result", "message"),
     [
-        ((np.zeros(2, np.float32), float("nan"), False, False, {}), "ValueError: the reward is nan"),
+        (
+            (np.zeros(2, np.float32), float("nan"), False, False, {}),
+            "ValueError: the reward is nan after 1 steps of the episode with seed 7",
+        ),
         ((np.zeros(2, np.float32), "one", False, False, {}), "ValueError: could not convert string to float: 'one'"),
-        ((np.full(2, np.inf, np.float32), 0.0, False, False, {}), "ValueError: an observation holds NaN or infinity"),
+        (
+            (np.full(2, np.inf, np.float32), 0.0, False, False, {}),
+            "ValueError: an observation holds NaN or infinity after 1 steps of the episode with seed 7",
+        ),
         ((np.zeros(3, np.float32), 0.0, False, False, {}), r"ValueError: an observation has the shape \(3,\), and its"),
         ((np.zeros(2, np.float32), 0.0, False, {}), r"ValueError: not enough values to unpack \(expected 5, got 4\)"),
     ],
@@ -91,7 +97,7 @@ def test_an_invalid_result_of_step_raises_an_error_with_the_name_of_the_environm
     inner = Good()
     inner.step = lambda action: result  # type: ignore[method-assign]
     env = make_environment(inner)
-    env.reset(0)
+    env.reset(7)
     with pytest.raises(UserError, match=rf"^Good failed in step\(\): {message}"):
         env.step(0)
 

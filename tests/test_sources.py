@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from isqn.data import sources
-from isqn.data.convert import convert, export_to_minari
+from isqn.data.convert import convert
 from isqn.data.dataset import Dataset, DatasetWriter, Piece, Provenance
 from isqn.data.npy import NpyStream, read_column
 from isqn.data.sample import CONTEXT, INSIDE, TERMINATED, TRUNCATED
 from isqn.data.tfrecord import masked_crc, parse_example, read_examples
 from isqn.envs.adapter import make_environment
-from isqn.train.source import find_source
+from isqn.train.source import export_to_minari, find_source
 from isqn.types import EnvSpec, UserError
 
 SPEC = EnvSpec("ALE/Pong-v5", "machado2018", (84, 84, 1), "uint8", 6, frame_stack=4, frames_per_step=4)
@@ -186,7 +186,12 @@ def test_invalid_columns_are_refused(name, change, sentence, tmp_path):
     [
         ("action", np.full(6, 2.7, np.float32), "action_ckpt.0.gz holds float32; actions are whole numbers."),
         ("terminal", np.full(6, 7, np.uint8), "terminal_ckpt.0.gz has 7 to 7; it must be 0 or 1."),
-        ("reward", np.full(6, np.nan, np.float32), "dqn-replay, checkpoint 0: some rewards are not finite numbers."),
+        (
+            "reward",
+            np.full(6, np.nan, np.float32),
+            "dqn-replay, checkpoint 0: the reward at step 0 of episode 0 (both from 0) is NaN or infinite; correct it "
+            "in the source, or leave the episode out there.",
+        ),
     ],
 )
 def test_invalid_values_are_refused(name, column, sentence, tmp_path):

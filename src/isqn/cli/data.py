@@ -82,13 +82,17 @@ class Convert:
     """Convert a dataset of other software, or extract a subset of a dataset."""
 
     source: Annotated[tyro.conf.Positional[Path], arg("SOURCE")]
-    """Folder of a dataset of isqn, DQN replay (Dopamine or d4rl-atari), RL Unplugged or Minari."""
+    """Folder of a dataset of isqn, DQN replay (Dopamine or d4rl-atari), RL Unplugged or Minari; or minari:ID."""
     out: Annotated[Path, arg("FOLDER", aliases=["-o"])]
-    """Folder of the new dataset. If the command is stopped, run it again to resume it."""
+    """Folder of the new dataset; with --to minari also minari:ID. A stopped command resumes when run again."""
     to: Literal["isqn", "minari"] = "isqn"
     """Output format; minari needs a dataset of isqn as its source."""
     env_id: Annotated[str | None, arg("ID", "from the source, or from its path, such as .../Pong/1")] = None
     """Environment of the source."""
+    env_kwargs: Annotated[str | None, arg("JSON", "from the source")] = None
+    """For Minari: keyword arguments of the environment, instead of the recorded ones."""
+    env_wrappers: Annotated[str | None, arg("JSON", "from the source")] = None
+    """For Minari: wrappers of the environment, instead of the recorded ones."""
     run: int = 1
     """For RL Unplugged: number of the run to read."""
     subset: Literal["all", "first", "random-episodes"] = "all"
@@ -105,26 +109,37 @@ class Convert:
 
 def convert(args: Sequence[str]) -> int:
     options = parse(Convert, args, "isqn data convert")
-    from isqn.data.convert import check_subset, export_to_minari
+    from isqn.data import minari
+    from isqn.data.convert import check_subset
     from isqn.data.convert import convert as write
-    from isqn.train.progress import Progress
+    from isqn.train.progress import Progress, say
     from isqn.train.signals import stop_on_signals
-    from isqn.train.source import find_source
+    from isqn.train.source import export_to_minari, find_source
 
     check_subset(options.subset, options.fraction, options.checkpoints, "--")
     if options.to == "minari" and options.subset != "all":
         raise UserError("--to minari is for a whole dataset; take a part of it first, by another `isqn data convert`.")
     require_seed(options.seed)
-    if not options.source.is_dir():
-        raise UserError(
-            f"{options.source} is not a folder{nearest_path(options.source) or '; give that of a dataset.'}"
-        )
+    folder, out = options.source, options.out
+    if str(folder).startswith(minari.PREFIX):
+        folder = minari.local_folder(str(folder))
+    if not folder.is_dir():
+        raise UserError(f"{folder} is not a folder{nearest_path(folder) or '; give that of a dataset.'}")
     if options.to == "minari":
-        return _print_description(
-            options.source, export_to_minari(options.source, options.out), options.quiet, options.out
-        )
+        out = minari.output_folder(str(out))
+        has_changed = export_to_minari(folder, out)
+        if not options.quiet:
+            say(f"Its id in Minari's folder is {minari.dataset_id(out)}.")
+        return _print_description(folder, has_changed, options.quiet, out)
+    if str(out).startswith(minari.PREFIX):
+        raise UserError(f"--out {out} is for --to minari; give --out a folder.")
     source, spec = find_source(
-        options.source, options.env_id, options.run, options.checkpoints if options.subset == "first" else 1
+        folder,
+        options.env_id,
+        options.run,
+        options.checkpoints if options.subset == "first" else 1,
+        env_kwargs=options.env_kwargs,
+        env_wrappers=options.env_wrappers,
     )
     total = sum(part.size for part in source.parts)
     progress = Progress(round(total * options.fraction), enabled=not options.quiet)

@@ -222,7 +222,7 @@ def check(config: Any) -> None:
     kind = type(config)
     for mark, python_type in ((JSON_OBJECT, dict), (JSON_LIST, list)):
         for name in find_rules(kind, mark):
-            object.__setattr__(config, name, _json_text(name, getattr(config, name), python_type))
+            object.__setattr__(config, name, json_text(name, getattr(config, name), python_type))
     for name, hint in field_types(kind).items():
         object.__setattr__(config, name, _checked(name, getattr(config, name), hint))
     for name, bounds in find_rules(kind, Range).items():
@@ -230,7 +230,7 @@ def check(config: Any) -> None:
         require(config, name, value is None or value in bounds, str(bounds))
 
 
-def _json_text(name: str, value: Any, python_type: type) -> str:
+def json_text(name: str, value: Any, python_type: type) -> str:
     """Return a JSON value, given as text or as a Python object, as text; "" if it is empty."""
     wanted = """an object, such as '{"size": 3}'""" if python_type is dict else """a list, such as '["ClipReward"]'"""
     try:

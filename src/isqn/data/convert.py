@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from isqn.data.dataset import Dataset, DatasetWriter, Piece, Provenance, check_output_folder
-from isqn.data.sample import CONTEXT, INSIDE, TERMINATED, TRUNCATED
-from isqn.data.sources import Part, Source, minari_digest, minari_storage
+from isqn.data.dataset import DatasetWriter, Piece, Provenance
+from isqn.data.sample import CONTEXT, INSIDE, TRUNCATED
+from isqn.data.sources import Part, Source
 from isqn.keys import host_generator
 from isqn.types import EnvSpec, Interrupted, UserError
 
@@ -60,13 +59,12 @@ def convert(
     for part in source.parts:
         if part.name in done:
             continue
+        part = part._replace(pieces=partial(finite_pieces, source.kind, part))
         for piece in prefetch(select_subset(part, subset, fraction, seed)):
             if should_stop():
                 raise Interrupted(
                     f"stopped after {len(done)} of {len(source.parts)} parts; run the same command to resume"
                 )
-            if not np.isfinite(piece.rewards).all():
-                raise UserError(f"{source.kind}, {part.name}: some rewards are not finite numbers.")
             writer.extend(piece)
             transitions += piece.num_transitions
             report(transitions)
@@ -77,6 +75,25 @@ def convert(
             raise UserError(f"The subset contains no transition{hint}.")
         writer.save(tidy=True, identity=source.identity, done=done, transitions=transitions, complete=complete)
     return True
+
+
+def finite_pieces(kind: str, part: Part) -> Iterator[Piece]:
+    """Yield the pieces of a part; refuse one whose observations, actions or rewards are not finite."""
+    for number, piece in enumerate(part.pieces()):
+        with np.errstate(over="ignore"):
+            rewards = np.asarray(piece.rewards, np.float32)  # as they are stored
+        columns = {"observation": piece.frames, "action": piece.actions, "reward": rewards}
+        for name, column in columns.items():
+            if column.dtype.kind != "f" or (is_finite := np.isfinite(column.reshape(len(column), -1)).all(1)).all():
+                continue
+            row = int((~is_finite).argmax())
+            step = row - int((piece.ends == CONTEXT).sum())
+            where = f"step {step}" if step >= 0 else f"row {row} of its context"
+            raise UserError(
+                f"{kind}, {part.name}: the {name} at {where} of episode {number} (both from 0) is NaN or infinite; "
+                "correct it in the source, or leave the episode out there."
+            )
+        yield piece
 
 
 def prefetch(pieces: Iterator[Piece]) -> Iterator[Piece]:
@@ -113,57 +130,3 @@ def first_transitions(piece: Piece, max_transitions: int) -> Piece:
     cut = Piece(*(column[:rows].copy() for column in piece))
     cut.ends[-1], cut.actions[-1], cut.rewards[-1] = TRUNCATED, 0, 0
     return cut
-
-
-def export_to_minari(folder: Path, out: Path) -> bool:
-    """Export a dataset to Minari, without stacking frames; return False if it was already exported."""
-    dataset, storage_class = Dataset.open(folder), minari_storage()
-    dataset.require_complete()
-    from gymnasium import spaces
-    from minari.data_collector import EpisodeBuffer
-
-    check_output_folder(out)
-    if out.exists() and any(out.iterdir()):
-        if minari_digest(out) == dataset.digest:
-            return False
-        raise UserError(f"{out} is not empty; give --out another folder.")
-    spec = dataset.spec
-    dtype: Any = np.dtype(spec.frame_dtype)
-    if dtype.kind == "b":
-        observation_space: spaces.Space[Any] = spaces.MultiBinary(spec.frame_shape)
-    else:
-        low, high = (-np.inf, np.inf) if dtype.kind == "f" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
-        observation_space = spaces.Box(low, high, spec.frame_shape, dtype)
-    action_space: spaces.Space[Any] = spaces.Discrete(spec.num_actions, start=spec.first_action)
-    if spec.is_continuous:
-        action_dtype: Any = np.dtype(spec.action_type)
-        bounds = (spec.action_low, spec.action_high)
-        lowest, highest = (np.array(bound, action_dtype).reshape(spec.action_box) for bound in bounds)
-        action_space = spaces.Box(lowest, highest, dtype=action_dtype)
-    temporary = out.with_name(f".{out.name}.writing")  # left by a crash, it is removed by the next call
-    shutil.rmtree(temporary, ignore_errors=True)
-    (temporary / "data").mkdir(parents=True)
-    storage = storage_class.new((temporary / "data").resolve(), observation_space, action_space, jpeg_encoding=False)
-
-    def episodes() -> Iterator[Any]:
-        for number, piece in enumerate(piece for piece in dataset.pieces() if piece.num_transitions):
-            rows = np.flatnonzero(piece.ends != CONTEXT)
-            length = len(rows) - 1
-            ended = np.zeros((2, length), bool)
-            ended[0 if piece.ends[-1] == TERMINATED else 1, -1] = True
-            yield EpisodeBuffer(
-                id=number,
-                observations=piece.frames[rows],
-                actions=spec.to_env_action(piece.actions[rows[:-1]].astype(spec.action_dtype)),
-                rewards=piece.rewards[rows[:-1]].tolist(),
-                terminations=ended[0].tolist(),
-                truncations=ended[1].tolist(),
-            )
-
-    storage.update_episodes(episodes())
-    # Minari's naming scheme
-    name = f"{spec.id.partition('-v')[0].replace('/', '-').lower()}/{folder.resolve().name}-v0"
-    extra = {"isqn_env_id": spec.id, "isqn_digest": dataset.digest}
-    storage.update_metadata({"dataset_id": name, "algorithm_name": dataset.index["policy"], **extra})
-    temporary.replace(out)
-    return True

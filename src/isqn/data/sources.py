@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from isqn.data.dataset import MINARI, UNKNOWN_POLICY, Dataset, Piece
+from isqn.data.dataset import Dataset, Piece
 from isqn.data.npy import NpyStream, read_column
 from isqn.data.sample import CONTEXT, INSIDE, TERMINATED, TRUNCATED
 from isqn.data.tfrecord import Example, read_examples
@@ -260,85 +260,6 @@ def _decode_png(content: Any, spec: EnvSpec) -> Array:
     if frame.shape != spec.frame_shape[:2] or frame.dtype != np.uint8:
         raise ValueError(f"a frame is {frame.dtype} {frame.shape}, not uint8 {spec.frame_shape[:2]}")
     return frame
-
-
-# -- Minari (Younis et al. 2024)
-
-
-def minari(folder: Path, spec: EnvSpec, to_frame: Callable[[Any], Array]) -> Source:
-    """Return the episodes of a Minari dataset, which include their last observations."""
-    storage = _read_minari(folder)
-    total = int(storage.total_episodes)
-
-    def pieces() -> Iterator[Piece]:
-        for number in range(total):
-            try:
-                (episode,) = storage.get_episodes([number])
-            except Exception as error:  # a damaged file can raise anything
-                raise UserError(f"{folder} is damaged: episode {number} cannot be read ({error}).") from error
-            env_actions = np.asarray(episode["actions"])
-            frames = np.stack([to_frame(obs) for obs in episode["observations"]])
-            if len(frames) != len(env_actions) + 1 or len(env_actions) != len(episode["rewards"]):
-                raise UserError(
-                    f"{folder}: episode {number} has {len(env_actions)} actions, {len(episode['rewards'])} rewards and "
-                    f"{len(frames)} observations; L actions need L rewards and L + 1 observations."
-                )
-            if frames.shape[1:] != spec.frame_shape:
-                raise UserError(f"{folder}: frames of episode {number} are {frames.shape[1:]}, not {spec.frame_shape}.")
-            actions = spec.from_env_action(env_actions)
-            if not spec.is_continuous:
-                try:
-                    _check_actions(actions, spec)
-                except ValueError as error:
-                    raise UserError(f"{folder}: episode {number}: {error}.") from None
-            actions = np.concatenate([actions, np.zeros((1, *spec.action_shape))])
-            ends = np.full(len(frames), INSIDE, np.uint8)
-            ends[-1] = TERMINATED if episode["terminations"][-1] else TRUNCATED
-            yield Piece(frames, actions, np.append(episode["rewards"], 0).astype(np.float32), ends)
-
-    policy = str(storage.metadata.get("algorithm_name", UNKNOWN_POLICY))
-    part = Part("episodes", 0, int(storage.total_steps), pieces)
-    return Source("minari", policy, [part], digest_files(_minari_data(folder).iterdir()))
-
-
-def minari_env_id(folder: Path) -> str | None:
-    """Return the id of the environment of a Minari dataset, if it is recorded."""
-    metadata = _read_minari(folder).metadata
-    env_spec = metadata.get("env_spec")
-    return str(json.loads(env_spec)["id"]) if env_spec else metadata.get("isqn_env_id")
-
-
-def minari_digest(folder: Path) -> str | None:
-    """Return the digest of the isqn dataset that a Minari dataset was exported from, if any."""
-    if not any((folder / name).is_file() for name in MINARI):
-        return None
-    return _read_minari(folder).metadata.get("isqn_digest")
-
-
-def minari_storage() -> Any:
-    """Import and return Minari's storage class."""
-    try:
-        from minari.dataset.minari_storage import MinariStorage
-    except ImportError:
-        raise UserError('Minari datasets need `pip install "isqn[offline]"`.') from None
-    return MinariStorage
-
-
-def _read_minari(folder: Path) -> Any:
-    try:
-        return minari_storage().read(_minari_data(folder))
-    except UserError:
-        raise
-    except ImportError as error:
-        raise UserError(f"{folder} cannot be read as a Minari dataset: {error}") from None
-    except Exception as error:  # a damaged file can raise anything
-        raise UserError(
-            f"{folder} cannot be read as a Minari dataset: its metadata.json or data are damaged."
-        ) from error
-
-
-def _minari_data(folder: Path) -> Path:
-    return (folder / "data" if (folder / "data").is_dir() else folder).resolve()  # Minari needs a resolved path
 
 
 # -- datasets of this package

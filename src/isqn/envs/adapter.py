@@ -48,6 +48,7 @@ class Environment:
         self.spec = spec
         _, _, self.to_frame = _frame_format(env.observation_space, spec.id)
         self._is_over = True
+        self._seed, self._step = 0, 0  # of the last reset, and steps since then
 
     @property
     def game_continues(self) -> bool:
@@ -57,6 +58,7 @@ class Environment:
     def reset(self, seed: int, *, restart: bool = False) -> np.ndarray:
         """Start an episode and return its first frame; `restart` starts a new game even if `game_continues`."""
         options = {"restart": True} if restart and self.game_continues else None
+        self._seed, self._step = seed, 0
         with self._wrap_errors("reset"):
             obs, _ = self.env.reset(seed=seed, options=options)
             frame = self._frame(obs)
@@ -67,12 +69,13 @@ class Environment:
         """Take one step. Discrete actions count from 0; continuous actions lie in [-1, 1]."""
         if self._is_over:
             raise RuntimeError(f"the episode of {self.spec.id} is over; call reset(seed) before step(action)")
+        self._step += 1
         with self._wrap_errors("step"):
             action = self.spec.to_env_action(action if self.spec.is_continuous else int(action))
             obs, reward, terminated, truncated, _ = self.env.step(action)
             step = Step(self._frame(obs), float(reward), bool(terminated), bool(truncated))
             if not math.isfinite(step.reward):
-                raise ValueError(f"the reward is {step.reward}")
+                raise self._not_finite(f"the reward is {step.reward}")
         self._is_over = step.terminated or step.truncated
         return step
 
@@ -84,8 +87,11 @@ class Environment:
                 f"an observation has the shape {np.shape(obs)}, and its space has {self.env.observation_space.shape}"
             )
         if frame.dtype.kind == "f" and not np.isfinite(frame).all():
-            raise ValueError("an observation holds NaN or infinity")
+            raise self._not_finite("an observation holds NaN or infinity")
         return frame
+
+    def _not_finite(self, problem: str) -> ValueError:
+        return ValueError(f"{problem} after {self._step} steps of the episode with seed {self._seed}")
 
     @contextmanager
     def _wrap_errors(self, method: str) -> Iterator[None]:

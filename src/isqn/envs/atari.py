@@ -86,6 +86,31 @@ def find_protocol(name: str) -> AtariProtocol:
     raise UserError(f"--protocol {name!r} is not known; choose one of auto, {', '.join(PROTOCOLS)}.")
 
 
+def gymnasium_settings(protocol: AtariProtocol) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    """Return keyword arguments of `gymnasium.make` and of AtariPreprocessing for a protocol, or None.
+
+    Their game continues after a lost life by another rule than `AtariGame`, and they know no FIRE at the start.
+    """
+    if protocol.life_loss_terminates or protocol.fire_at_start:
+        return None
+    kwargs = {
+        "frameskip": 1,
+        "repeat_action_probability": protocol.repeat_action_probability,
+        "full_action_space": False,
+        "max_num_frames_per_episode": protocol.frame_cap,
+    }
+    preprocessing = {
+        "noop_max": protocol.max_noops,
+        "frame_skip": protocol.action_repeat,
+        "screen_size": protocol.screen_size,
+        "terminal_on_life_loss": False,
+        "grayscale_obs": True,
+        "grayscale_newaxis": True,
+        "scale_obs": False,
+    }
+    return kwargs, preprocessing
+
+
 @cache
 def list_games() -> dict[str, str]:
     """Return the ROM name of every `ALE/...-v5` id."""

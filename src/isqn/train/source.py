@@ -2,24 +2,42 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from isqn.data import sources
-from isqn.data.dataset import INDEX, MINARI, read_index, spec_from_index
-from isqn.envs import atari
+import gymnasium as gym
+
+from isqn.config.fields import flag
+from isqn.data import minari, sources
+from isqn.data.dataset import INDEX, read_index, spec_from_index
+from isqn.data.spaces import needs_flattening
+from isqn.envs import atari, dmc
 from isqn.envs.adapter import make_environment
+from isqn.envs.recorded import gymnasium_spec, recover_settings
 from isqn.envs.registry import canonical_id
 from isqn.types import EnvSpec, UserError
 
+FLATTEN = "FlattenObservation"
 FORMATS = (
     "a dataset of this package (index.json), DQN replay ($store$_observation_ckpt.N.gz), d4rl-atari "
     "(N/observation.gz), RL Unplugged (run_R-NNNNN-of-MMMMM) or Minari (data/metadata.json)"
 )
 
 
-def find_source(folder: Path, env_id: str | None, run: int, checkpoints: int) -> tuple[sources.Source, EnvSpec]:
+def find_source(
+    folder: Path,
+    env_id: str | None,
+    run: int,
+    checkpoints: int,
+    *,
+    env_kwargs: str | None = None,
+    env_wrappers: str | None = None,
+) -> tuple[sources.Source, EnvSpec]:
     """Return the source in a folder, by the names of its files, and the specification of its environment."""
+    for name, value in (("env_kwargs", env_kwargs), ("env_wrappers", env_wrappers)):
+        if value is not None and not minari.is_minari(folder):
+            raise UserError(f"{flag(name)} is for Minari datasets; {folder} is none.")
     if (folder / INDEX).is_file():
         spec = spec_from_index(read_index(folder))
         if env_id and canonical_id(env_id) != spec.id:
@@ -37,12 +55,57 @@ def find_source(folder: Path, env_id: str | None, run: int, checkpoints: int) ->
         if not source.parts:
             raise UserError(f"{folder} has no file of --run {run}.")
         return source, spec
-    if any((folder / name).is_file() for name in MINARI):
-        with make_environment(env_id or sources.minari_env_id(folder) or _refuse_unnamed(folder)) as env:
-            return sources.minari(folder, env.spec, env.to_frame), env.spec
+    if minari.is_minari(folder):
+        return _minari_source(folder, env_id, env_kwargs, env_wrappers)
     if (folder / "dataset" / INDEX).is_file():
         raise UserError(f"{folder} is a run, whose dataset is {folder / 'dataset'}.")
     raise UserError(f"{folder} is not a dataset of a known format; the formats are {FORMATS}.")
+
+
+def _minari_source(
+    folder: Path, env_id: str | None, env_kwargs: str | None, env_wrappers: str | None
+) -> tuple[sources.Source, EnvSpec]:
+    """Return the episodes of a Minari dataset and the environment that it records, or that replaces it."""
+    recording = minari.open_recording(folder)
+    own, keeps_settings = recording.spec, env_kwargs is None and env_wrappers is None
+    if own and keeps_settings and (env_id is None or canonical_id(env_id) == own.id):
+        return minari.source(recording, own, recording.observation_space), own
+    if old_id := recording.old_env_id:
+        with make_environment(env_id or old_id) as env:
+            return minari.source(recording, env.spec, recording.observation_space), env.spec
+    minari.require_supported(recording)
+    settings: Any = recover_settings(
+        recording.env_spec, str(folder), env_id=env_id, env_kwargs=env_kwargs, env_wrappers=env_wrappers
+    )
+    if flattens := needs_flattening(recording.observation_space):
+        wrappers = json.loads(settings["env_wrappers"] or "[]")
+        wrappers += [FLATTEN] if wrappers[-1:] != [FLATTEN] else []
+        settings["env_wrappers"] = json.dumps(wrappers)
+    with make_environment(**settings) as env:
+        inner = env.env.env if flattens and isinstance(env.env, gym.Wrapper) else env.env
+        spaces = {"observation_space": inner.observation_space, "action_space": env.env.action_space}
+        owner = " ".join(filter(None, (env.spec.id, env.spec.env_kwargs, env.spec.env_wrappers)))
+        for name, space in spaces.items():
+            minari.require_same_space(recording, name, space, owner, strict=env_id is None)
+        return minari.source(recording, env.spec, inner.observation_space), env.spec
+
+
+def export_to_minari(folder: Path, out: Path) -> bool:
+    """Export a dataset to Minari with its environment; return False if it was already exported.
+
+    An environment that Gymnasium cannot make elsewhere, or that is not installed here, is left out.
+    """
+    spec = spec_from_index(read_index(folder))
+    try:
+        protocol = spec.protocol if spec.id.startswith(("ALE/", dmc.PREFIX)) else "auto"
+        with make_environment(
+            spec.id, protocol=protocol, env_kwargs=spec.env_kwargs, env_wrappers=spec.env_wrappers
+        ) as env:
+            env_spec, space = gymnasium_spec(env), env.env.observation_space
+            is_same = env.spec == spec
+    except UserError:
+        is_same = False
+    return minari.export(folder, out, env_spec, space) if is_same else minari.export(folder, out)
 
 
 def _atari_spec(folder: Path, env_id: str | None) -> EnvSpec:
