@@ -82,7 +82,7 @@ class Convert:
     """Convert a dataset of other software, or extract a subset of a dataset."""
 
     source: Annotated[tyro.conf.Positional[Path], arg("SOURCE")]
-    """Folder of a dataset of isqn, DQN replay (Dopamine or d4rl-atari), RL Unplugged or Minari."""
+    """Folder of a dataset of isqn, Dopamine, d4rl-atari, RL Unplugged or Minari; or a file .hdf5 or .npz of steps."""
     out: Annotated[Path, arg("FOLDER", aliases=["-o"])]
     """Folder of the new dataset. If the command is stopped, run it again to resume it."""
     to: Literal["isqn", "minari"] = "isqn"
@@ -115,7 +115,7 @@ def convert(args: Sequence[str]) -> int:
     if options.to == "minari" and options.subset != "all":
         raise UserError("--to minari is for a whole dataset; take a part of it first, by another `isqn data convert`.")
     require_seed(options.seed)
-    if not options.source.is_dir():
+    if not options.source.is_dir() and (options.to == "minari" or not options.source.is_file()):
         raise UserError(
             f"{options.source} is not a folder{nearest_path(options.source) or '; give that of a dataset.'}"
         )

@@ -1,11 +1,11 @@
-"""Detection of the format and the environment of a dataset folder."""
+"""Detection of the format and the environment of a dataset."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import NoReturn
 
-from isqn.data import sources
+from isqn.data import arrays, sources
 from isqn.data.dataset import INDEX, MINARI, read_index, spec_from_index
 from isqn.envs import atari
 from isqn.envs.adapter import make_environment
@@ -14,12 +14,19 @@ from isqn.types import EnvSpec, UserError
 
 FORMATS = (
     "a dataset of this package (index.json), DQN replay ($store$_observation_ckpt.N.gz), d4rl-atari "
-    "(N/observation.gz), RL Unplugged (run_R-NNNNN-of-MMMMM) or Minari (data/metadata.json)"
+    "(N/observation.gz), RL Unplugged (run_R-NNNNN-of-MMMMM) or Minari (data/metadata.json), or a file: HDF5 or .npz "
+    "(observations, actions, rewards, terminals)"
 )
 
 
 def find_source(folder: Path, env_id: str | None, run: int, checkpoints: int) -> tuple[sources.Source, EnvSpec]:
-    """Return the source in a folder, by the names of its files, and the specification of its environment."""
+    """Return the source in a folder or a file, and the specification of its environment."""
+    if folder.is_file():
+        kind = arrays.arrays_format(folder)
+        if kind is None:
+            raise UserError(f"{folder} is not a dataset of a known format; the formats are {FORMATS}.")
+        with make_environment(env_id or _refuse_unnamed(folder)) as env:
+            return arrays.arrays(folder, kind, env.spec, env.to_frame), env.spec
     if (folder / INDEX).is_file():
         spec = spec_from_index(read_index(folder))
         if env_id and canonical_id(env_id) != spec.id:
