@@ -368,7 +368,7 @@ def test_single_transitions(tmp_path):
         ({"actions": [1, 2]}, "its columns have lengths [2, 3]"),
         ({"actions": [1, 2, 6]}, "its actions go from 1 to 6; Small has 6"),
         ({"observations": [b"no picture"] * 3}, "a frame is not a PNG image"),
-        ({"observations": [png(np.zeros((3, 2), np.uint8))] * 3}, "a frame is uint8 (3, 2), not uint8 (2, 2)"),
+        ({"observations": [png(np.zeros((3, 2), np.uint8))] * 3}, "a frame is L (3, 2), not L (2, 2) (8-bit grey)"),
     ],
 )
 def test_unexpected_examples_are_refused(changes, sentence, tmp_path):

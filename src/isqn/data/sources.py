@@ -225,7 +225,7 @@ def rl_unplugged(folder: Path, spec: EnvSpec, run: int) -> Source:
                 try:
                     pieces = [*read(example, spec)]
                 except (KeyError, ValueError, TypeError, IndexError) as error:
-                    raise UserError(f"{path}: example {index} is not {kind}: {_reason(error)}.") from error
+                    raise UserError(f"{path}: example {index} is not {kind}: {reason(error)}.") from error
                 yield from pieces
 
         return Part(path.name, number, CHECKPOINT_STEPS if is_ordered else CHECKPOINT_STEPS // 2, pieces)
@@ -233,20 +233,32 @@ def rl_unplugged(folder: Path, spec: EnvSpec, run: int) -> Source:
     return Source(kind, DQN, [part(*item) for item in sorted(shards.items())], digest_files(shards.values()))
 
 
-def _reason(error: Exception) -> str:
+def reason(error: Exception) -> str:
+    """Return what an error says of an example."""
     return f"{error} is missing" if isinstance(error, KeyError) else str(error)
 
 
 def _read_episode(example: Example, spec: EnvSpec) -> Iterator[Piece]:
-    """Yield an ordered episode: L steps with L observations, terminated if the last discount is 0."""
+    """Yield an ordered episode: L steps with L observations, terminated if the last discount is 0.
+
+    Its last row is a step, not the terminal state: the published episodes end as many equal frames after the last
+    change as the game shows before its terminal frame (docs/files.md).
+    """
     actions, rewards, discounts = (np.asarray(example[name]) for name in ("actions", "clipped_rewards", "discounts"))
-    images = example["observations"]
-    lengths = {len(images), len(actions), len(rewards), len(discounts)}
+    terminal = bool((discounts[-1:] == 0).any())
+    yield from episode_piece(example["observations"], actions, rewards, discounts, terminal, spec)
+
+
+def episode_piece(
+    images: Any, actions: Array, rewards: Array, marks: Array, terminal: bool, spec: EnvSpec
+) -> Iterator[Piece]:
+    """Yield an episode (or none) from PNG frames and columns of the same length; `marks` tell where it ends."""
+    lengths = {len(images), len(actions), len(rewards), len(marks)}
     if len(lengths) > 1:
         raise ValueError(f"its columns have lengths {sorted(lengths)}")
     if len(images):
         frames = np.stack([_decode_png(image, spec) for image in images])
-        yield from _make_piece(frames, _check_actions(actions, spec), rewards, terminal=bool(discounts[-1] == 0))
+        yield from _make_piece(frames, _check_actions(actions, spec), rewards, terminal=terminal)
 
 
 def _read_transition(example: Example, spec: EnvSpec) -> Iterator[Piece]:
@@ -277,11 +289,14 @@ def _decode_png(content: Any, spec: EnvSpec) -> Array:
     except ImportError:
         raise UserError('PNG frames need `pip install "isqn[offline]"`.') from None
     try:
-        frame = np.asarray(Image.open(io.BytesIO(content), formats=("PNG",)))
+        image = Image.open(io.BytesIO(content), formats=("PNG",))
+        height, width = image.height, image.width  # of the header; pixels are only decoded if it is right
+        is_grey = image.mode == "L"
+        frame = np.asarray(image) if (height, width) == spec.frame_shape[:2] and is_grey else None
     except Exception as error:
         raise ValueError(f"a frame is not a PNG image ({error})") from error
-    if frame.shape != spec.frame_shape[:2] or frame.dtype != np.uint8:
-        raise ValueError(f"a frame is {frame.dtype} {frame.shape}, not uint8 {spec.frame_shape[:2]}")
+    if frame is None:
+        raise ValueError(f"a frame is {image.mode} ({height}, {width}), not L {spec.frame_shape[:2]} (8-bit grey)")
     return frame
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NoReturn
 
-from isqn.data import arrays, sources
+from isqn.data import arrays, rlds, sources
 from isqn.data.dataset import INDEX, MINARI, read_index, spec_from_index
 from isqn.envs import atari
 from isqn.envs.adapter import make_environment
@@ -14,7 +14,8 @@ from isqn.types import EnvSpec, UserError
 
 FORMATS = (
     "a dataset of this package (index.json), DQN replay ($store$_observation_ckpt.N.gz), d4rl-atari "
-    "(N/observation.gz), RL Unplugged (run_R-NNNNN-of-MMMMM) or Minari (data/metadata.json), or a file: HDF5 or .npz "
+    "(N/observation.gz), RL Unplugged (run_R-NNNNN-of-MMMMM, or features.json of TensorFlow Datasets) "
+    "or Minari (data/metadata.json), or a file: HDF5 or .npz "
     "(observations, actions, rewards, terminals)"
 )
 
@@ -44,11 +45,18 @@ def find_source(folder: Path, env_id: str | None, run: int, checkpoints: int) ->
         if not source.parts:
             raise UserError(f"{folder} has no file of --run {run}.")
         return source, spec
+    if (folder / rlds.FEATURES).is_file():
+        spec = _atari_spec(folder, env_id or rlds.rlds_game(folder))
+        return rlds.rlds(folder, spec), spec
     if any((folder / name).is_file() for name in MINARI):
         with make_environment(env_id or sources.minari_env_id(folder) or _refuse_unnamed(folder)) as env:
             return sources.minari(folder, env.spec, env.to_frame), env.spec
     if (folder / "dataset" / INDEX).is_file():
         raise UserError(f"{folder} is a run, whose dataset is {folder / 'dataset'}.")
+    if versions := sorted([*folder.glob(f"*/{rlds.FEATURES}"), *folder.glob(f"*/*/{rlds.FEATURES}")]):
+        raise UserError(
+            f"{folder} holds folders of TensorFlow Datasets; give one of them, such as {versions[-1].parent}."
+        )
     raise UserError(f"{folder} is not a dataset of a known format; the formats are {FORMATS}.")
 
 
