@@ -26,6 +26,7 @@ from isqn.envs.adapter import make_environment
 from isqn.train.source import export_to_minari, find_source
 from isqn.types import EnvSpec, UserError
 
+DATA = Path(__file__).parent / "data"
 SPEC = EnvSpec("ALE/Pong-v5", "machado2018", (84, 84, 1), "uint8", 6, frame_stack=4, frames_per_step=4)
 SMALL = EnvSpec("Small", "toy", (2, 2, 1), "uint8", 6, frame_stack=4)
 
@@ -71,6 +72,15 @@ def write_log(
 
 def grey_levels(pieces: list[Piece]) -> list[list[int]]:
     return [piece.frames[:, 0, 0, 0].tolist() for piece in pieces]
+
+
+def zip_steps(pieces: list[Piece]) -> list[tuple[int, int]]:
+    """Return the grey level and the role of each row."""
+    return [
+        (grey, end)
+        for piece, greys in zip(pieces, grey_levels(pieces), strict=True)
+        for grey, end in zip(greys, piece.ends.tolist(), strict=True)
+    ]
 
 
 def read(folder: Path, spec: EnvSpec = SMALL) -> list[Piece]:
@@ -123,6 +133,49 @@ def test_a_partly_filled_ring_ends_at_its_write_position(tmp_path):
     write_npy(tmp_path / "add_count_ckpt.0.gz", np.array(-1))
     with pytest.raises(UserError, match=r"add_count_ckpt\.0\.gz is damaged: it holds -1, not a number"):
         read(tmp_path)
+
+
+@pytest.mark.parametrize("value", [0xFF, 0x7F, 0x01])
+def test_rows_that_were_never_written_are_not_read(value, tmp_path):
+    """The result does not depend on the rows after `add_count`, which hold what `np.empty` found in memory."""
+    write_log(tmp_path, 0, SMALL, [(3, True), (4, False)])
+    expected = grey_levels(read(tmp_path))
+    for name in ("observation", "action", "reward", "terminal"):
+        path = tmp_path / f"$store$_{name}_ckpt.0.gz"
+        rows = np.load(io.BytesIO(gzip.decompress(path.read_bytes())))
+        garbage = np.full(rows.nbytes, value, np.uint8).view(rows.dtype).reshape(rows.shape)
+        write_npy(path, np.concatenate([rows, garbage]))
+    assert grey_levels(read(tmp_path)) == expected == [[1, 2, 3, 3], [4, 5, 6, 7]]
+
+
+def test_a_buffer_of_dopamine_that_was_never_full():
+    """Episodes of 5, 6 (cut by the step limit) and 3 steps; the step before a cut has no next frame."""
+    pieces = read(DATA / "dopamine" / "partial", SPEC)
+    assert grey_levels(pieces) == [[1, 2, 3, 4, 5, 5], [6, 7, 8, 9, 10, 11], [12, 13, 14, 14]]
+    assert [piece.ends[-1] for piece in pieces] == [TERMINATED, TRUNCATED, TERMINATED]
+    assert pieces[1].actions.tolist() == [0, 1, 2, 3, 4, 0]
+    assert pieces[1].rewards.tolist() == [6, 7, 8, 9, 10, 0]
+
+
+def test_a_buffer_of_dopamine_that_is_full():
+    """The frames 10 to 17 and 25 to 30 are of truncated episodes; frame 24, at index 0, is an incomplete stack."""
+    pieces = read(DATA / "dopamine" / "full", SPEC)
+    assert grey_levels(pieces) == [[*range(25, 31)], [*range(10, 18)], [*range(18, 24)]]
+    assert all(piece.ends.tolist() == [INSIDE] * (len(piece.ends) - 1) + [TRUNCATED] for piece in pieces)
+
+
+@pytest.mark.parametrize("rows", range(1, 41))
+def test_padding_is_never_a_transition(rows, tmp_path):
+    """Wherever a log stops, no step starts at a padding row and none leads to one."""
+    write_log(tmp_path, 0, SMALL, [(5, False), (4, True), (6, False), (3, False), (7, True)])
+    (tmp_path / "episode_end_indices_ckpt.0.gz").touch()
+    write_npy(tmp_path / "add_count_ckpt.0.gz", np.array(rows))
+    starts = [grey for grey, end in zip_steps(read(tmp_path)) if end == INSIDE]
+    assert all(grey > 0 for grey, _ in zip_steps(read(tmp_path)))
+    written = [
+        grey for first, length in ((1, 5), (6, 4), (10, 6), (16, 3), (19, 7)) for grey in range(first, first + length)
+    ]
+    assert set(starts) <= set(written) - {5, 15, 18}
 
 
 def test_splitting_long_episodes_keeps_all_transitions(tmp_path, monkeypatch):
@@ -320,7 +373,7 @@ def test_single_transitions(tmp_path):
         ({"actions": [1, 2]}, "its columns have lengths [2, 3]"),
         ({"actions": [1, 2, 6]}, "its actions go from 1 to 6; Small has 6"),
         ({"observations": [b"no picture"] * 3}, "a frame is not a PNG image"),
-        ({"observations": [png(np.zeros((3, 2), np.uint8))] * 3}, "a frame is uint8 (3, 2), not uint8 (2, 2)"),
+        ({"observations": [png(np.zeros((3, 2), np.uint8))] * 3}, "a frame is L (3, 2), not L (2, 2) (8-bit grey)"),
     ],
 )
 def test_unexpected_examples_are_refused(changes, sentence, tmp_path):

@@ -82,7 +82,7 @@ class Convert:
     """Convert a dataset of other software, or extract a subset of a dataset."""
 
     source: Annotated[tyro.conf.Positional[Path], arg("SOURCE")]
-    """Folder of a dataset of isqn, DQN replay (Dopamine or d4rl-atari), RL Unplugged or Minari; or minari:ID."""
+    """Folder of isqn, Dopamine, d4rl-atari, RL Unplugged or Minari; minari:ID; or a file .hdf5 or .npz of steps."""
     out: Annotated[Path, arg("FOLDER", aliases=["-o"])]
     """Folder of the new dataset; with --to minari also minari:ID. A stopped command resumes when run again."""
     to: Literal["isqn", "minari"] = "isqn"
@@ -123,7 +123,7 @@ def convert(args: Sequence[str]) -> int:
     folder, out = options.source, options.out
     if str(folder).startswith(minari.PREFIX):
         folder = minari.local_folder(str(folder))
-    if not folder.is_dir():
+    if not folder.is_dir() and (options.to == "minari" or not folder.is_file()):
         raise UserError(f"{folder} is not a folder{nearest_path(folder) or '; give that of a dataset.'}")
     if options.to == "minari":
         out = minari.output_folder(str(out))

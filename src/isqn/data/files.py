@@ -7,7 +7,12 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from isqn.types import UserError
+
 Description = dict[str, Any]
+
+ALWAYS_ALLOWED_BYTES = 2**28
+MAX_RATIO = 32
 
 
 class DamagedFile(Exception):
@@ -41,6 +46,15 @@ def read_file(folder: Path, file: Description) -> bytes:
     if len(content) != file["bytes"] or sha256(content).hexdigest() != file["sha256"]:
         raise DamagedFile(f"{path} is not what was written: its checksum differs.")
     return content
+
+
+def check_claim(path: Path, name: str, claimed: int, stored: int, ratio: int = MAX_RATIO) -> None:
+    """Refuse an array that claims much more memory than it takes in the file, before it is allocated."""
+    if claimed > max(ALWAYS_ALLOWED_BYTES, ratio * stored):
+        raise UserError(
+            f"{path}: {name} claims {claimed:,} bytes, of which {stored:,} are stored; more than {ratio:,} times "
+            "as much is refused as damaged."
+        )
 
 
 def replace_text(path: Path, text: str) -> None:

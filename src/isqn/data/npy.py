@@ -1,11 +1,12 @@
-"""Streaming reader of gzipped .npy files, as Dopamine's replay logs them; one checkpoint of frames is 7 GB unpacked."""
+"""Streaming reader of compressed .npy files: replay logs of Dopamine (7 GB a checkpoint), and members of .npz files."""
 
 from __future__ import annotations
 
 import ast
 import gzip
+import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from math import prod
 from pathlib import Path
@@ -21,17 +22,23 @@ Array = NDArray[Any]
 MAX_HEADER_BYTES = 2**16
 READ_BYTES = 2**20
 HEADER_ERRORS = (SyntaxError, KeyError, TypeError, RecursionError, MemoryError)
-READ_ERRORS = (OSError, EOFError, ValueError, zlib.error, *HEADER_ERRORS)
+ZIP_ERRORS = (zipfile.BadZipFile, NotImplementedError, RuntimeError)
+READ_ERRORS = (OSError, EOFError, ValueError, zlib.error, *ZIP_ERRORS, *HEADER_ERRORS)
 
 
 class NpyStream:
     """Rows of one array, read from the first to the last."""
 
-    def __init__(self, path: Path) -> None:
-        self.path, self._offset = path, 0
+    def __init__(self, path: Path, name: str = "", opener: Callable[[], Any] | None = None) -> None:
+        """Open a gzipped file, or what `opener` opens; messages call it `name` in the file."""
+        self.path, self._offset, self._label = path, 0, f"{path}: {name}" if name else f"{path}"
         with self._report_damage():
-            self._file: BinaryIO = gzip.open(path, "rb")  # type: ignore[assignment]  # noqa: SIM115
-            shape, dtype = self._read_header()
+            self._file: BinaryIO = opener() if opener else gzip.open(path, "rb")  # type: ignore[assignment]  # noqa: SIM115
+            try:
+                shape, dtype = self._read_header()
+            except BaseException:
+                self.close()
+                raise
         self.shape, self.dtype = shape, dtype
         self.row_bytes = prod(shape[1:]) * dtype.itemsize
 
@@ -50,7 +57,9 @@ class NpyStream:
         shape, dtype = header["shape"], np.dtype(header["descr"])
         if not (isinstance(shape, tuple) and shape and all(type(side) is int and side >= 0 for side in shape)):
             raise ValueError(f"its shape is {shape!r}")
-        if header["fortran_order"] or dtype.hasobject or not dtype.itemsize or prod(shape) >= 2**48:
+        if dtype.hasobject:
+            raise ValueError("it holds Python objects, which only a pickle can hold, and reading a pickle runs code")
+        if header["fortran_order"] or not dtype.itemsize or prod(shape) >= 2**48:
             raise ValueError(f"{dtype} of shape {shape} cannot be read row by row")
         return shape, dtype
 
@@ -82,7 +91,7 @@ class NpyStream:
         except READ_ERRORS as error:
             reason = "its header is not that of an npy file" if isinstance(error, HEADER_ERRORS) else error
             raise UserError(
-                f"{self.path} is damaged at byte {self._offset:,} of its decompressed data: {reason}."
+                f"{self._label} is damaged at byte {self._offset:,} of its decompressed data: {reason}."
             ) from error
 
     def close(self) -> None:

@@ -62,6 +62,7 @@ def digest_files(files: Iterable[Path]) -> str:
 STORE = "$store$_{}_ckpt.{}.gz"
 DQN = "DQN of Dopamine, while it learned"  # in the index of datasets, so it must not change
 COLUMN_FILES = ("observation", "action", "reward", "terminal")
+EPISODE_ENDS = "episode_end_indices"  # a pickle of Dopamine since April 2022; it is never read
 
 
 def dopamine(folder: Path, spec: EnvSpec) -> Source:
@@ -71,7 +72,7 @@ def dopamine(folder: Path, spec: EnvSpec) -> Source:
 
     def files(number: int) -> dict[str, Path]:
         columns = {name: folder / STORE.format(name, number) for name in COLUMN_FILES}
-        return columns | {"add_count": folder / f"add_count_ckpt.{number}.gz"}
+        return columns | {name: folder / f"{name}_ckpt.{number}.gz" for name in ("add_count", EPISODE_ENDS)}
 
     parts = [_log_part(files(n), n, spec) for n in numbers]
     return Source("dqn-replay", DQN, parts, digest_files(folder.iterdir()))
@@ -95,9 +96,10 @@ def _log_part(files: dict[str, Path], number: int, spec: EnvSpec) -> Part:
 def _log_pieces(files: dict[str, Path], spec: EnvSpec) -> Iterator[Piece]:
     """Yield the episodes of a log: a ring buffer of rows (observation, action, reward, terminal).
 
-    The next observation is that of the next row. In a full ring buffer, the newest row precedes the oldest one.
-    Dopamine puts padding rows of zeros, one fewer than the frame stack, before each episode. It does not mark
-    truncation.
+    The next observation is that of the next row. In a full ring buffer, the newest row precedes the oldest one. Rows
+    that were never written hold arbitrary values, which are not checked. Dopamine puts padding rows of zeros, one fewer
+    than the frame stack, before each episode. Only the versions that write `episode_end_indices` also put them after a
+    truncated episode, so only there they mark truncation.
     """
     for name in COLUMN_FILES:
         if not files[name].is_file():
@@ -113,22 +115,26 @@ def _log_pieces(files: dict[str, Path], spec: EnvSpec) -> Iterator[Piece]:
     for name, column in (("action", actions), ("reward", rewards), ("terminal", terminals)):
         if len(column) != size:
             raise UserError(f"{files[name]} has {len(column):,} rows and {stream.path.name} {size:,}.")
-    if actions.dtype.kind not in "iu":
-        raise UserError(f"{files['action']} holds {actions.dtype}; actions are whole numbers.")
-    if not np.isin(terminals, (0, 1)).all():
-        raise UserError(f"{files['terminal']} has {terminals.min()} to {terminals.max()}; it must be 0 or 1.")
-    if size and not (actions.min() >= 0 and actions.max() < spec.num_actions):
-        raise UserError(
-            f"{files['action']} has actions from {actions.min()} to {actions.max()}; {spec.id} has {spec.num_actions}."
-        )
     added = size
     if "add_count" in files and files["add_count"].is_file():
         added = _read_count(files["add_count"])
     used = min(added, size)  # later rows are empty, or belong to the previous checkpoint
+    actions, rewards, terminals = actions[:used], rewards[:used], terminals[:used]
+    if actions.dtype.kind not in "iu":
+        raise UserError(f"{files['action']} holds {actions.dtype}; actions are whole numbers.")
+    if not np.isin(terminals, (0, 1)).all():
+        raise UserError(f"{files['terminal']} has {terminals.min()} to {terminals.max()}; it must be 0 or 1.")
+    if used and not (actions.min() >= 0 and actions.max() < spec.num_actions):
+        raise UserError(
+            f"{files['action']} has actions from {actions.min()} to {actions.max()}; {spec.id} has {spec.num_actions}."
+        )
     breaks = {0, added % size if used else 0, used}  # rows that do not follow the row before them
-    after_terminals = np.flatnonzero(terminals[:used]) + 1
-    bounds = sorted(breaks | set(after_terminals.tolist()))
-    episode_starts = set(after_terminals.tolist()) - breaks
+    follows_end = np.flatnonzero(terminals) + 1
+    if EPISODE_ENDS in files and files[EPISODE_ENDS].is_file():
+        is_zero = _find_blank_frames(files["observation"], used) & (actions == 0) & (rewards == 0) & (terminals == 0)
+        follows_end = np.union1d(follows_end, _find_padding(is_zero, sorted(breaks), spec.frame_stack - 1))
+    bounds = sorted(breaks | set(follows_end.tolist()))
+    episode_starts = set(follows_end.tolist()) - breaks
     chunks, buffer = stream.rows(CHUNK_ROWS), np.empty((0, *spec.frame_shape[:2]), np.uint8)
 
     stack = spec.frame_stack
@@ -151,6 +157,23 @@ def _log_pieces(files: dict[str, Path], spec: EnvSpec) -> Iterator[Piece]:
     for _ in chunks:  # read to the end, to detect a damaged file
         pass
     stream.close()
+
+
+def _find_blank_frames(path: Path, rows: int) -> Array:
+    """Return which of the first rows are zeros; the file is read twice, because it may be larger than memory."""
+    stream = NpyStream(path)
+    blank = [~chunk.any(axis=(1, 2)) for chunk in stream.rows(CHUNK_ROWS)]
+    stream.close()
+    return np.concatenate([np.empty(0, bool), *blank])[:rows]
+
+
+def _find_padding(is_zero: Array, breaks: list[int], count: int) -> Array:
+    """Return the first rows of all runs of at least `count` rows of zeros; a break may cut a run short."""
+    starts = []
+    for first, end in itertools.pairwise(breaks):
+        edges = np.flatnonzero(np.diff(is_zero[first:end].astype(np.int8), prepend=0, append=0)) + first
+        starts += [start for start, stop in edges.reshape(-1, 2).tolist() if stop - start >= count or stop == end]
+    return np.array(starts, np.int64)
 
 
 def _make_piece(frames: Array, actions: Array, rewards: Array, *, terminal: bool, context: int = 0) -> Iterator[Piece]:
@@ -202,7 +225,7 @@ def rl_unplugged(folder: Path, spec: EnvSpec, run: int) -> Source:
                 try:
                     pieces = [*read(example, spec)]
                 except (KeyError, ValueError, TypeError, IndexError) as error:
-                    raise UserError(f"{path}: example {index} is not {kind}: {_reason(error)}.") from error
+                    raise UserError(f"{path}: example {index} is not {kind}: {reason(error)}.") from error
                 yield from pieces
 
         return Part(path.name, number, CHECKPOINT_STEPS if is_ordered else CHECKPOINT_STEPS // 2, pieces)
@@ -210,20 +233,32 @@ def rl_unplugged(folder: Path, spec: EnvSpec, run: int) -> Source:
     return Source(kind, DQN, [part(*item) for item in sorted(shards.items())], digest_files(shards.values()))
 
 
-def _reason(error: Exception) -> str:
+def reason(error: Exception) -> str:
+    """Return what an error says of an example."""
     return f"{error} is missing" if isinstance(error, KeyError) else str(error)
 
 
 def _read_episode(example: Example, spec: EnvSpec) -> Iterator[Piece]:
-    """Yield an ordered episode: L steps with L observations, terminated if the last discount is 0."""
+    """Yield an ordered episode: L steps with L observations, terminated if the last discount is 0.
+
+    Its last row is a step, not the terminal state: the published episodes end as many equal frames after the last
+    change as the game shows before its terminal frame (docs/files.md).
+    """
     actions, rewards, discounts = (np.asarray(example[name]) for name in ("actions", "clipped_rewards", "discounts"))
-    images = example["observations"]
-    lengths = {len(images), len(actions), len(rewards), len(discounts)}
+    terminal = bool((discounts[-1:] == 0).any())
+    yield from episode_piece(example["observations"], actions, rewards, discounts, terminal, spec)
+
+
+def episode_piece(
+    images: Any, actions: Array, rewards: Array, marks: Array, terminal: bool, spec: EnvSpec
+) -> Iterator[Piece]:
+    """Yield an episode (or none) from PNG frames and columns of the same length; `marks` tell where it ends."""
+    lengths = {len(images), len(actions), len(rewards), len(marks)}
     if len(lengths) > 1:
         raise ValueError(f"its columns have lengths {sorted(lengths)}")
     if len(images):
         frames = np.stack([_decode_png(image, spec) for image in images])
-        yield from _make_piece(frames, _check_actions(actions, spec), rewards, terminal=bool(discounts[-1] == 0))
+        yield from _make_piece(frames, _check_actions(actions, spec), rewards, terminal=terminal)
 
 
 def _read_transition(example: Example, spec: EnvSpec) -> Iterator[Piece]:
@@ -254,11 +289,14 @@ def _decode_png(content: Any, spec: EnvSpec) -> Array:
     except ImportError:
         raise UserError('PNG frames need `pip install "isqn[offline]"`.') from None
     try:
-        frame = np.asarray(Image.open(io.BytesIO(content), formats=("PNG",)))
+        image = Image.open(io.BytesIO(content), formats=("PNG",))
+        height, width = image.height, image.width  # of the header; pixels are only decoded if it is right
+        is_grey = image.mode == "L"
+        frame = np.asarray(image) if (height, width) == spec.frame_shape[:2] and is_grey else None
     except Exception as error:
         raise ValueError(f"a frame is not a PNG image ({error})") from error
-    if frame.shape != spec.frame_shape[:2] or frame.dtype != np.uint8:
-        raise ValueError(f"a frame is {frame.dtype} {frame.shape}, not uint8 {spec.frame_shape[:2]}")
+    if frame is None:
+        raise ValueError(f"a frame is {image.mode} ({height}, {width}), not L {spec.frame_shape[:2]} (8-bit grey)")
     return frame
 
 

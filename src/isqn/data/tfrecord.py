@@ -25,11 +25,11 @@ MAX_RECORD_BYTES = 2**31  # limit of protocol buffers
 READ_BYTES = 2**20
 
 
-def read_examples(path: Path) -> Iterator[Example]:
-    """Yield the examples of a gzipped TFRecord file."""
+def read_examples(path: Path, *, is_gzipped: bool = True) -> Iterator[Example]:
+    """Yield the examples of a TFRecord file."""
     offset = 0
     try:
-        with gzip.open(path, "rb") as file:
+        with gzip.open(path, "rb") if is_gzipped else path.open("rb") as file:
             while head := file.read(12):
                 length, checksum = struct.unpack("<QI", head) if len(head) == 12 else (0, None)
                 if checksum != masked_crc(head[:8]):
@@ -42,7 +42,7 @@ def read_examples(path: Path) -> Iterator[Example]:
                 yield parse_example(payload)
                 offset += length + 16
     except (OSError, EOFError, ValueError, zlib.error) as error:
-        where = f"in the record at byte {offset:,} of its decompressed data"
+        where = f"in the record at byte {offset:,}" + " of its decompressed data" * is_gzipped
         raise UserError(f"{path} is damaged {where}: {error}.") from error
 
 

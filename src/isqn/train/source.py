@@ -1,4 +1,4 @@
-"""Detection of the format and the environment of a dataset folder."""
+"""Detection of the format and the environment of a dataset."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any, NoReturn
 import gymnasium as gym
 
 from isqn.config.fields import flag
-from isqn.data import minari, sources
+from isqn.data import arrays, minari, rlds, sources
 from isqn.data.dataset import INDEX, read_index, spec_from_index
 from isqn.data.spaces import needs_flattening
-from isqn.envs import atari, dmc
+from isqn.envs import atari
 from isqn.envs.adapter import make_environment
 from isqn.envs.recorded import gymnasium_spec, recover_settings
 from isqn.envs.registry import canonical_id
@@ -21,7 +21,9 @@ from isqn.types import EnvSpec, UserError
 FLATTEN = "FlattenObservation"
 FORMATS = (
     "a dataset of this package (index.json), DQN replay ($store$_observation_ckpt.N.gz), d4rl-atari "
-    "(N/observation.gz), RL Unplugged (run_R-NNNNN-of-MMMMM) or Minari (data/metadata.json)"
+    "(N/observation.gz), RL Unplugged (run_R-NNNNN-of-MMMMM, or features.json of TensorFlow Datasets) "
+    "or Minari (data/metadata.json), or a file: HDF5 or .npz "
+    "(observations, actions, rewards, terminals)"
 )
 
 
@@ -34,10 +36,18 @@ def find_source(
     env_kwargs: str | None = None,
     env_wrappers: str | None = None,
 ) -> tuple[sources.Source, EnvSpec]:
-    """Return the source in a folder, by the names of its files, and the specification of its environment."""
-    for name, value in (("env_kwargs", env_kwargs), ("env_wrappers", env_wrappers)):
+    """Return the source in a folder or a file, and the specification of its environment."""
+    given = {"env_kwargs": env_kwargs, "env_wrappers": env_wrappers}
+    if folder.is_file():
+        kind = arrays.arrays_format(folder)
+        if kind is None:
+            raise UserError(f"{folder} is not a dataset of a known format; the formats are {FORMATS}.")
+        settings: Any = {name: value for name, value in given.items() if value}
+        with make_environment(env_id or _refuse_unnamed(folder), **settings) as env:
+            return arrays.arrays(folder, kind, env.spec, env.to_frame), env.spec
+    for name, value in given.items():
         if value is not None and not minari.is_minari(folder):
-            raise UserError(f"{flag(name)} is for Minari datasets; {folder} is none.")
+            raise UserError(f"{flag(name)} is for Minari datasets and for files of arrays; {folder} is neither.")
     if (folder / INDEX).is_file():
         spec = spec_from_index(read_index(folder))
         if env_id and canonical_id(env_id) != spec.id:
@@ -55,10 +65,17 @@ def find_source(
         if not source.parts:
             raise UserError(f"{folder} has no file of --run {run}.")
         return source, spec
+    if (folder / rlds.FEATURES).is_file():
+        spec = _atari_spec(folder, env_id or rlds.rlds_game(folder))
+        return rlds.rlds(folder, spec), spec
     if minari.is_minari(folder):
         return _minari_source(folder, env_id, env_kwargs, env_wrappers)
     if (folder / "dataset" / INDEX).is_file():
         raise UserError(f"{folder} is a run, whose dataset is {folder / 'dataset'}.")
+    if versions := sorted([*folder.glob(f"*/{rlds.FEATURES}"), *folder.glob(f"*/*/{rlds.FEATURES}")]):
+        raise UserError(
+            f"{folder} holds folders of TensorFlow Datasets; give one of them, such as {versions[-1].parent}."
+        )
     raise UserError(f"{folder} is not a dataset of a known format; the formats are {FORMATS}.")
 
 
@@ -97,9 +114,8 @@ def export_to_minari(folder: Path, out: Path) -> bool:
     """
     spec = spec_from_index(read_index(folder))
     try:
-        protocol = spec.protocol if spec.id.startswith(("ALE/", dmc.PREFIX)) else "auto"
         with make_environment(
-            spec.id, protocol=protocol, env_kwargs=spec.env_kwargs, env_wrappers=spec.env_wrappers
+            spec.id, protocol=spec.protocol, env_kwargs=spec.env_kwargs, env_wrappers=spec.env_wrappers
         ) as env:
             env_spec, space = gymnasium_spec(env), env.env.observation_space
             is_same = env.spec == spec
