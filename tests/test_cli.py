@@ -7,6 +7,7 @@ import json
 import os
 import re
 import resource
+import signal
 import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
@@ -30,6 +31,7 @@ from isqn.losses import LOSSES
 from isqn.presets import all_presets
 from isqn.schemes import SCHEMES
 from isqn.train import checkpoint, online, progress, record, run
+from isqn.train.signals import stop_on_signals
 from isqn.types import UserError
 
 SHORT = [
@@ -566,7 +568,28 @@ def test_a_folder_in_place_of_a_file_is_named(capsys, tmp_path):
     assert capsys.readouterr().err == f"{sentence} (add --debug for the traceback)\n"
 
 
-def test_ctrl_c_is_silent(monkeypatch, capsys):
+def test_ctrl_c_is_answered_at_once(monkeypatch, capsys):
+    """The first one is a request to save and stop; the second stops without saving."""
+
+    def train(*args, **kwargs):
+        with stop_on_signals() as should_stop:
+            assert not should_stop()
+            os.kill(os.getpid(), signal.SIGINT)
+            assert should_stop()
+            os.kill(os.getpid(), signal.SIGINT)
+
+    codes = []
+    monkeypatch.setattr(run, "start", train)
+    monkeypatch.setattr("isqn.cli.os._exit", codes.append)
+    main(["train", "dqn", "--quiet"])
+    assert codes == [130]
+    assert capsys.readouterr().err.splitlines() == [
+        "stopping after this step; press Ctrl-C again to stop without saving",
+        "isqn: stopped without saving since the last checkpoint",
+    ]
+
+
+def test_ctrl_c_is_one_line(monkeypatch, capsys):
     def stop(*args, **kwargs):
         raise KeyboardInterrupt
 
@@ -575,11 +598,11 @@ def test_ctrl_c_is_silent(monkeypatch, capsys):
     monkeypatch.setattr("isqn.cli.os._exit", codes.append)
     main(["train", "--quiet"])
     assert codes == [130]
-    assert capsys.readouterr() == ("", "")
+    assert capsys.readouterr() == ("", "isqn: stopped\n")
 
 
 @pytest.mark.parametrize("module", ["tyro", "jax"])
-def test_ctrl_c_is_silent_during_imports(module):
+def test_ctrl_c_is_one_line_during_imports(module):
     code = f"""
 import sys
 class Stop:
@@ -587,12 +610,12 @@ class Stop:
         if name == "{module}":
             raise KeyboardInterrupt
 sys.meta_path.insert(0, Stop())
-sys.argv = ["isqn", "train"]
+sys.argv = ["isqn", "train", "dqn"]
 from isqn.__main__ import console
 console()
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "isqn: stopped\n")
 
 
 def test_a_closed_pipe_is_no_failure(tmp_path):

@@ -92,8 +92,9 @@ def main(argv: list[str] | None = None) -> int:
             raise
         _say(f"isqn: {error}")
         return USAGE if isinstance(error, UsageError) else FAILED
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
         sys.stdout.flush()
+        _say(f"isqn: {str(stop) or 'stopped'}")
         os._exit(KEYBOARD)  # a normal exit is a segmentation fault if the compiler still works in a thread
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
