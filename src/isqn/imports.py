@@ -43,6 +43,8 @@ def import_module_of(env_id: str, given_by: str) -> None:
 def _reason(error: BaseException, name: str) -> str:
     if isinstance(error, FileNotFoundError) and error.filename == name:
         return "there is no such file"
+    if not name.endswith(".py") and Path(name).is_file():
+        return "the name of a Python file must end in .py"
     if isinstance(error, ModuleNotFoundError) and error.name and f"{name}.".startswith(f"{error.name}."):
         return f"it is neither in {os.getcwd()} nor installed"
     return f"{type(error).__name__}: {error}"

@@ -281,4 +281,5 @@ def read_config_file(path: Path) -> Run:
     settings = load_toml(path, "give the config.toml of a run.")
     if not settings:  # as a full disk leaves it; it must not be read as a run with all defaults
         raise UserError(f"{path} is empty; give the config.toml of a run.")
-    return config_from_mapping(settings, str(path))
+    with name_settings():
+        return config_from_mapping(settings, str(path))

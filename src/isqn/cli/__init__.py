@@ -66,7 +66,7 @@ def main(argv: list[str] | None = None) -> int:
     if not argv:
         print(WELCOME)
         return 0
-    if argv[0] in ("-h", "--help"):
+    if argv[0] in ("-h", "--help", "help"):
         print(HELP)
         return 0
     if argv[0] == "--version":

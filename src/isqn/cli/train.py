@@ -27,9 +27,9 @@ Config = TypeVar("Config")
 class Train(Generic[Config]):
     """Train an agent, and print the folder of the run.
 
-    The defaults come from a preset: the one that --preset names, or else the one that fits --env-id. Those below are
-    for this command line; `isqn train AGENT --env-id ID --help` shows those for your environment. A setting with two
-    flags, such as `--k, --num-bellman-iterations`, has the name of the last one in config.toml and in studies.
+    A setting with two flags, such as `--k, --num-bellman-iterations`, has the name of the last one in config.toml and
+    in studies. The defaults come from a preset: the one that --preset names, or else the one that fits --env-id; so
+    `isqn train AGENT --env-id ID --help` shows those for your environment.
     """
 
     config: tyro.conf.OmitArgPrefixes[Config]
@@ -60,6 +60,9 @@ class Base:
 def run(args: Sequence[str]) -> int:
     if args and args[0] in ("-h", "--help"):
         return _list_agents()
+    if not args:
+        names = ", ".join(agent_names())
+        raise UsageError(f"`isqn train` needs an agent: {names}; `isqn train --help` describes them.")
     agent = None  # then it is the agent of the config file, or dqn
     if args and not args[0].startswith("-"):
         agent, *args = args
@@ -69,7 +72,8 @@ def run(args: Sequence[str]) -> int:
     base, source = _base_config(args, agent)
     prog = f"isqn train {base.agent}"
     with name_as_given(type(base), args):
-        options = parse(Train[config_class(base.agent)], args, prog, Train(base), base.agent)  # type: ignore[misc]
+        kind: Any = Train[config_class(base.agent)]  # type: ignore[misc]
+        options = parse(kind, args, prog, Train(base), base.agent, source)
         config: Run = options.config
         require_effect(config, base)
     if options.show_diff:

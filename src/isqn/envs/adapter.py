@@ -227,7 +227,9 @@ def _make_gymnasium(
             env = gym.make(name, disable_env_checker=True, render_mode="rgb_array", **kwargs)
         env = wrap(env)
     except gym.error.DependencyNotInstalled as error:
-        raise UserError(f"{env_id} needs a package that is not installed: {error}") from error
+        commands = " and ".join(re.findall(r"`pip install [^`]*`", str(error)))
+        needed = f"a package that is not installed; get it by {commands}." if commands else f"more packages: {error}"
+        raise UserError(f"{env_id} needs {needed}") from error
     except gym.error.Error as error:  # malformed id, unregistered id or removed version
         raise _unknown_id_error(env_id) from error
     except Exception as error:
@@ -293,7 +295,8 @@ def _unknown_id_error(env_id: str) -> UserError:
     by_lowercase = {key.lower(): key for key in known}
     matches = difflib.get_close_matches(env_id.lower(), by_lowercase, n=3, cutoff=0.75)
     similar = [by_lowercase[key] for key in matches]
-    hint = f"did you mean {' or '.join(similar)}?" if similar else "`isqn list envs` shows what there is."
+    listed = "`isqn list envs` shows those of the package, and --import FILE adds your own."
+    hint = f"did you mean {' or '.join(similar)}?" if similar else listed
     return UserError(f"--env-id {env_id!r} is not a known environment; {hint}")
 
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from isqn.config.fields import nearest
 from isqn.networks.layers import sparse_uniform
 from isqn.networks.torsos import TorsoPolicy
 from isqn.torsos import TORSOS, Torso, TorsoSettings, choose_torso
@@ -52,7 +53,8 @@ def torso_name(requested: str, spec: EnvSpec, settings: TorsoSettings, *, projec
     if requested == "auto":
         return choose_torso(spec, settings)
     if requested not in TORSOS:
-        raise UserError(f"--torso {requested!r} is not known; choose one of auto, {', '.join(TORSOS)}.")
+        suitable = ["auto", *(name for name, torso in TORSOS.items() if projects or not torso.project)]
+        raise UserError(f"--torso {requested!r} is not known; {nearest(requested, suitable)}")
     torso = TORSOS[requested]
     if torso.project and not projects:
         raise UserError(

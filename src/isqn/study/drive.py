@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from isqn.agents.registry import config_from_mapping
 from isqn.analysis import cost
-from isqn.config.fields import INPUT_PATH, MAY_CHANGE, field_names, field_types, find_rules
+from isqn.config.fields import INPUT_PATH, MAY_CHANGE, field_names, field_types, find_rules, name_settings
 from isqn.config.toml import to_toml
 from isqn.data.convert import convert
 from isqn.data.dataset import INDEX, read_index, spec_from_index
@@ -135,7 +135,8 @@ def _require_environments(study: Study) -> None:
     """Refuse an environment that cannot be made, before a folder is made."""
     for task, cell in {cell.task: cell for cell in study.cells}.items():
         try:
-            run.specification(without_dataset(cell.config))
+            with name_settings():
+                run.specification(without_dataset(cell.config))
         except UserError as error:
             raise UserError(f"study {study.name}, {task}: {error}") from None
 

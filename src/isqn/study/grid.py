@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from isqn.agents.registry import config_class, config_from_mapping
-from isqn.config.fields import nearest
+from isqn.config.fields import name_settings, nearest
 from isqn.config.run import Run
 from isqn.config.toml import load_toml, toml_value
 from isqn.imports import import_all, module_of
@@ -68,6 +68,7 @@ class Study:
     imports: tuple[str, ...] = ()
     """Python files or modules to import first, which register losses, schemes, torsos or environments."""
 
+    @name_settings()
     def __post_init__(self) -> None:
         check_tables(self)
         check_grid(self)
