@@ -79,7 +79,7 @@ def test_packages_import_upwards_only():
 def test_the_method_needs_only_jax_and_numpy(module):
     allowed = {"jax", "numpy", *sys.stdlib_module_names}
     for name in imports(module):
-        own = within(name, "isqn.schemes", "isqn.losses", "isqn.types", "isqn.lazy")
+        own = within(name, "isqn.schemes", "isqn.losses", "isqn.types", "isqn.lazy", "isqn.usercode")
         assert top(name) in allowed or own, name
 
 

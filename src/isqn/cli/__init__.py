@@ -18,6 +18,7 @@ from isqn.config.fields import nearest
 from isqn.exits import FAILED, INTERRUPTED, KEYBOARD, USAGE
 from isqn.imports import import_all
 from isqn.types import Interrupted, UserError
+from isqn.usercode import UserCodeError
 
 WELCOME = f"""\
 isqn {__version__}: deep Q-learning without a target network.
@@ -44,6 +45,8 @@ usage: isqn COMMAND [flags]
 `isqn COMMAND --help` lists the flags of a command. `isqn --version` prints the version.
 {HELP_ENDING}"""
 
+
+DEBUG_HINT = " (add --debug for the traceback)"
 
 COMMANDS = {  # name -> the module of this package that runs it, imported when it is called, so that others are fast
     "train": "train",
@@ -90,7 +93,7 @@ def main(argv: list[str] | None = None) -> int:
     except UserError as error:
         if debug:
             raise
-        _say(f"isqn: {error}")
+        _say(f"isqn: {error}{DEBUG_HINT if isinstance(error, UserCodeError) else ''}")
         return USAGE if isinstance(error, UsageError) else FAILED
     except KeyboardInterrupt as stop:
         sys.stdout.flush()
@@ -109,7 +112,7 @@ def main(argv: list[str] | None = None) -> int:
         message = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
         if isinstance(error, OSError) and error.filename:
             message = f"{error.filename2 or error.filename} cannot be read or written ({error.strerror})"
-        _say(f"isqn: {message} (add --debug for the traceback)")
+        _say(f"isqn: {message}{DEBUG_HINT}")
         return FAILED
 
 

@@ -206,7 +206,8 @@ def read_study(path: Path, *, import_code: bool = True) -> Study:
     try:
         return _study_from_values({"name": path.stem} | values, path.resolve().parent, import_code)
     except UserError as error:
-        raise UserError(f"{path}: {error}") from None
+        error.args = (f"{path}: {error}",)
+        raise
 
 
 def _study_from_values(values: dict[str, Any], folder: Path, import_code: bool) -> Study:
@@ -253,4 +254,5 @@ def _import_code(names: Iterable[str], field_name: str) -> None:
     try:
         import_all(names)
     except UserError as error:
-        raise UserError(f"{field_name}: {str(error).removeprefix('--import: ')}") from error
+        error.args = (f"{field_name}: {str(error).removeprefix('--import: ')}",)
+        raise
