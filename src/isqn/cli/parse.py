@@ -142,7 +142,7 @@ def _describe_unrecognised(tokens: list[str], kind: Any, args: list[str], prog: 
 
 def _flag_by_initials(given: str, kind: Any, prog: str) -> str:
     """Return a hint about an unknown flag that consists of the initials of a known one: --lr for --learning-rate."""
-    by_initials = {"--" + "".join(part[0] for part in name[2:].split("-")): name for name in reversed(flags(kind))}
+    by_initials = {"--" + "".join(part[:1] for part in name[2:].split("-")): name for name in reversed(flags(kind))}
     return f"did you mean {by_initials[given]}?" if given in by_initials else f"`{prog} --help` lists them."
 
 

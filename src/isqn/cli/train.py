@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass
@@ -79,8 +80,9 @@ def run(args: Sequence[str]) -> int:
     if options.show_diff:
         return _show_diff(config, options.show_diff)
     from isqn.train import run as runs
-    from isqn.train.progress import say
+    from isqn.train.progress import duration, say
 
+    began = time.monotonic()
     if not options.quiet:
         say(f"settings: {source}")
     with redirect_stdout(sys.stderr):  # an environment may print; standard output is for the folders
@@ -90,6 +92,7 @@ def run(args: Sequence[str]) -> int:
             say(line)
         for folder in folders:
             print(folder)
+        say(f"finished in {duration(time.monotonic() - began)}; `isqn eval {folders[0]}` plays with the agent")
     return 0
 
 
