@@ -15,6 +15,7 @@ install: .venv/installed
 	@{ $(PIP) -r versions.txt && $(PIP) --no-deps --no-build-isolation -e . ; } > .venv/install.log 2>&1 || \
 		{ cat .venv/install.log; echo "installing failed"; exit 1; }
 	@touch $@
+	@echo "installed; the command is $(BIN)/isqn"
 
 # At most 4 minutes on two idle cores after the install.
 quickstart: install

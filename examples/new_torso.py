@@ -1,6 +1,6 @@
 """A new torso: random Fourier features of a vector, then one hidden layer.
 
-isqn train dqn --import examples/new_torso.py --torso fourier --env-id CartPole-v1
+isqn train dqn --import examples/new_torso.py --experiment fourier --torso fourier --env-id CartPole-v1
 """
 
 import flax.linen as nn

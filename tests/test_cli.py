@@ -7,6 +7,8 @@ import json
 import os
 import re
 import resource
+import shutil
+import signal
 import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
@@ -30,6 +32,7 @@ from isqn.losses import LOSSES
 from isqn.presets import all_presets
 from isqn.schemes import SCHEMES
 from isqn.train import checkpoint, online, progress, record, run
+from isqn.train.signals import stop_on_signals
 from isqn.types import UserError
 
 SHORT = [
@@ -95,7 +98,7 @@ def test_isqn_without_a_command_prints_a_welcome_of_five_lines(capsys):
     assert all(command in lines[3] for command in COMMANDS)
 
 
-@pytest.mark.parametrize("word", ["--help", "-h"])
+@pytest.mark.parametrize("word", ["--help", "-h", "help"])
 def test_the_help_of_isqn_describes_every_command(word, capsys):
     assert main([word]) == 0
     out = capsys.readouterr().out
@@ -150,7 +153,9 @@ def test_the_first_run_learns_the_known_values(tmp_path, monkeypatch, capsys):
     lines = err.splitlines()
     assert lines[0] == "settings: preset toy, which fits isqn/Chain-v0"
     start = lines.index("learned and true values:")
-    header, *rows, last = lines[start + 1 :]
+    header, *rows, last, finished = lines[start + 1 :]
+    folder = "runs/default/isqn-Chain-v0/iS-DQN-K1/seed-0"
+    assert re.fullmatch(rf"finished in .* s; `isqn eval {folder}` plays with the agent", finished)
     assert header.split() == ["state", "Q(s,0)", "Q*(s,0)", "Q(s,1)", "Q*(s,1)"]
     table = np.array([[float(cell) for cell in row.split()] for row in rows])
     assert table[:, 0].tolist() == list(range(7))
@@ -235,6 +240,23 @@ def test_the_first_run_learns_the_known_values(tmp_path, monkeypatch, capsys):
         ),
         (["train", "--config", "nope.toml"], 1, "nope.toml does not exist; give the config.toml of a run."),
         (["train", "--seed", "-1"], 1, "--seed is -1; it must be at least 0."),
+        (
+            ["train", "--env-id", "Catch-v0"],
+            1,
+            "--env-id 'Catch-v0' is not a known environment; `isqn list envs` shows those of the package, and --import "
+            "FILE adds your own.",
+        ),
+        (
+            ["train", "dqn", "--torso", "foo"],
+            1,
+            "--torso 'foo' is not known; choose one of auto, mlp, minatar, nature, impala, stream.",
+        ),
+        (
+            ["cost", "atari-cnn-ln", "--game", "Ponk"],
+            1,
+            "--game 'ALE/Ponk-v5' is not a known environment; did you mean ALE/Pong-v5 or ALE/Pooyan-v5 or "
+            "ALE/Phoenix-v5?",
+        ),
         (["eval", "x", "--episodes", "0"], 1, "--episodes is 0; it must be at least 1."),
         (["eval", "x", "--epsilon", "2"], 1, "--epsilon is 2.0; it must be between 0 and 1."),
         (["eval", "x", "--seed", "-1"], 1, "--seed is -1; it must be between 0 and 2147483647."),
@@ -285,7 +307,7 @@ def test_an_unknown_setting_in_a_file_is_answered_with_the_nearest(trained, refu
     expected = f"{path} sets 'batch_sise', which is not a field of a run; did you mean batch_size?"
     assert refused("train", "--config", str(path)) == expected
     path.write_text(text.replace("hidden_sizes = [8]", "hidden_sizes = 8"))
-    expected = f"{path}: --hidden-sizes is 8; it must be a list of type int."
+    expected = f"{path}: hidden_sizes is 8; it must be a list of whole numbers."
     assert refused("train", "--config", str(path)) == expected
 
 
@@ -310,8 +332,13 @@ def test_a_value_that_cannot_be_read_is_a_usage_error(capsys):
         ("study online-ln --scale big", "--scale is 'big'; choose one of mini, paper."),
         ("study online-ln --seeds 1 x --quiet", "--seeds is 'x'; it must be a whole number."),
         ("study online-ln --seeds --dry-run", "--seeds needs a value."),
-        ("resume", "`isqn resume` needs an argument: RUN-DIR."),
+        ("resume", "`isqn resume` needs an argument: RUN-DIR (run folder)."),
         ("train --config --quiet", "--config needs a value."),
+        ("list", "`isqn list` needs an argument: WHAT (one of envs, presets, studies, schemes, losses or agents)."),
+        ("train", "`isqn train` needs an agent: dqn, stream-q, sac, cql, ilql; `isqn train --help` describes them."),
+        ("train dqn Cart-v1", "`isqn train dqn` has no place for 'Cart-v1'; did you mean --env-id Cart-v1?"),
+        ("train dqn --lr 0.1", "`isqn train dqn` has no flag --lr; did you mean --learning-rate?"),
+        ("train dqn --reward-clip none", "--reward-clip is 'none'; it must be a number or None."),
         ("list envs presets", "`isqn list` has no place for 'presets'; `isqn list --help` explains it."),
         ("probe run --metric", "--metric needs a value."),
     ):
@@ -419,8 +446,9 @@ def test_output_to_a_pipe_is_whole_lines_and_quiet_prints_nothing(trained, tmp_p
     done = process(*words, str(tmp_path / "a"))
     assert (done.returncode, done.stdout) == (0, f"{tmp_path}/a\n")
     said = done.stderr.replace(f"{trained.folder}/config.toml", "preset toy, which fits isqn/Chain-v0")
-    ours, theirs = (re.sub(r"\), [\d,]+ MB of memory\n", ")\n", text) for text in (said, trained.err))
-    assert ours == theirs
+    said = said.replace(f"{tmp_path}/a", str(trained.folder))
+    measured = r"[\d,]+ MB of memory|finished in .* s;"
+    assert re.sub(measured, "", said) == re.sub(measured, "", trained.err)
     done = process(*words, str(tmp_path / "b"), "--quiet")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
@@ -446,10 +474,15 @@ def test_an_existing_folder_is_refused_with_the_remedy(trained, refused, tmp_pat
         return refused("train", *SHORT, "--run-dir", str(folder), *more)
 
     assert sentence(trained.folder) == (
-        f"{trained.folder} holds a finished run; choose another --run-dir or --experiment, or add --overwrite."
+        f"{trained.folder} holds a finished run; choose another --run-dir or --experiment, or add --overwrite. "
+        "It has the same settings."
     )
-    assert sentence(unfinished) == (
-        f"{unfinished} holds an unfinished run; resume it with `isqn resume {unfinished}`, or add --overwrite."
+    assert sentence(trained.folder, "--layer-norm", "--gamma", "0.5").endswith(
+        " It has other settings: discount (0.9 there, 0.5 here), layer_norm (False there, True here)."
+    )
+    assert sentence(unfinished).startswith(
+        f"{unfinished} holds an unfinished run; resume it with `isqn resume {unfinished}`, or add --overwrite. "
+        "It has other settings: "
     )
     for folder in (foreign, file):
         assert sentence(folder) == f"{folder} exists and is not a run; choose another --run-dir."
@@ -566,7 +599,28 @@ def test_a_folder_in_place_of_a_file_is_named(capsys, tmp_path):
     assert capsys.readouterr().err == f"{sentence} (add --debug for the traceback)\n"
 
 
-def test_ctrl_c_is_silent(monkeypatch, capsys):
+def test_ctrl_c_is_answered_at_once(monkeypatch, capsys):
+    """The first one is a request to save and stop; the second stops without saving."""
+
+    def train(*args, **kwargs):
+        with stop_on_signals() as should_stop:
+            assert not should_stop()
+            os.kill(os.getpid(), signal.SIGINT)
+            assert should_stop()
+            os.kill(os.getpid(), signal.SIGINT)
+
+    codes = []
+    monkeypatch.setattr(run, "start", train)
+    monkeypatch.setattr("isqn.cli.os._exit", codes.append)
+    main(["train", "dqn", "--quiet"])
+    assert codes == [130]
+    assert capsys.readouterr().err.splitlines() == [
+        "stopping after this step; press Ctrl-C again to stop without saving",
+        "isqn: stopped without saving since the last checkpoint",
+    ]
+
+
+def test_ctrl_c_is_one_line(monkeypatch, capsys):
     def stop(*args, **kwargs):
         raise KeyboardInterrupt
 
@@ -575,11 +629,11 @@ def test_ctrl_c_is_silent(monkeypatch, capsys):
     monkeypatch.setattr("isqn.cli.os._exit", codes.append)
     main(["train", "--quiet"])
     assert codes == [130]
-    assert capsys.readouterr() == ("", "")
+    assert capsys.readouterr() == ("", "isqn: stopped\n")
 
 
 @pytest.mark.parametrize("module", ["tyro", "jax"])
-def test_ctrl_c_is_silent_during_imports(module):
+def test_ctrl_c_is_one_line_during_imports(module):
     code = f"""
 import sys
 class Stop:
@@ -587,12 +641,12 @@ class Stop:
         if name == "{module}":
             raise KeyboardInterrupt
 sys.meta_path.insert(0, Stop())
-sys.argv = ["isqn", "train"]
+sys.argv = ["isqn", "train", "dqn"]
 from isqn.__main__ import console
 console()
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "isqn: stopped\n")
 
 
 def test_a_closed_pipe_is_no_failure(tmp_path):
@@ -621,6 +675,17 @@ def test_resume_continues_a_run_and_quiet_prints_nothing(trained, tmp_path, caps
     assert_same(final(folder), final(trained.folder))
     assert main(["resume", str(folder), "--quiet"]) == 0
     assert capsys.readouterr() == ("", "")
+
+
+def test_a_seed_whose_sibling_is_missing_is_refused(refused, tmp_path):
+    for seed in (0, 1):
+        record.create_run(tmp_path / f"seed-{seed}", DqnConfig(seed=seed))
+        record.write_summary(tmp_path / f"seed-{seed}", {"trained_with": ["../seed-0", "../seed-1"]})
+    shutil.rmtree(tmp_path / "seed-0")
+    assert refused("resume", str(tmp_path / "seed-1")) == (
+        f"{tmp_path}/seed-1 was trained together with {tmp_path}/seed-0, which is missing; put it back. The seeds of "
+        "one program are resumed together."
+    )
 
 
 def test_a_folder_that_is_not_a_run_is_refused(refused, tmp_path):
@@ -813,7 +878,7 @@ def test_doctor_reports_a_missing_extra_as_a_finding(monkeypatch, answer):
     def missing(*args, **kwargs):
         raise UserError('ALE/Asterix-v5 needs `pip install "isqn[atari]"`.')
 
-    monkeypatch.setattr(doctor, "make_environment", missing)
+    monkeypatch.setattr(doctor, "make_run_environment", missing)
     monkeypatch.setattr(doctor, "find_spec", lambda name: None if name == "cv2" else name)
     found = answer("doctor")
     assert found["problem"] == 'ALE/Asterix-v5 needs `pip install "isqn[atari]"`.'

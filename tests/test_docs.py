@@ -29,7 +29,7 @@ from isqn.losses import LOSSES
 from isqn.presets import all_presets
 from isqn.schemes import SCHEMES
 from isqn.study.grid import read_study
-from isqn.train import record
+from isqn.train import record, run
 from isqn.train.functions import make_run_agent, zero_totals
 from isqn.train.probes import probe_columns
 from isqn.train.session import metrics_columns
@@ -123,6 +123,29 @@ def test_every_command_parses(line, monkeypatch, tmp_path):
         else:
             with pytest.raises(ReachedError):
                 cli.main(words)
+
+
+def test_commands_with_different_settings_train_in_different_folders(monkeypatch, tmp_path):
+    """A reader can run the commands of all pages one after the other."""
+    monkeypatch.chdir(tmp_path)
+    Path("examples").symlink_to(ROOT / "examples")
+    configs: dict[Path, set[str]] = {}
+
+    def remember(config, run_dir, **flags):
+        for index, folder in enumerate(run.run_dirs(config, run_dir)):
+            configs.setdefault(folder, set()).add(to_toml(config.with_seed_index(index)))
+        raise ReachedError
+
+    monkeypatch.setattr(run, "start", remember)
+    blocks = "\n".join(block for text in PAGES.values() for block in FENCED.findall(text))
+    lines = re.findall(r"^(?:\$ )?isqn (train .*)$", blocks, re.MULTILINE)
+    lines += re.findall(r"isqn (train .*?)  ", (ROOT / "Makefile").read_text())
+    for line in lines:
+        if not re.search("--help|--show-diff|--dataset|--config", line):
+            with registries_restored(), pytest.raises(ReachedError):
+                cli.main([*shlex.split(line), "--debug"])
+    assert len(configs) > 10
+    assert [str(folder) for folder, settings in configs.items() if len(settings) > 1] == []
 
 
 def anchors(text: str) -> set[str]:

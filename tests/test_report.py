@@ -114,17 +114,24 @@ def four_seeds(tmp_path_factory):
 @pytest.mark.parametrize(
     ("returns", "sentence"),
     [
-        ([20, 20], "TF-DQN has 2.00 [2.00, 2.00] of the AUC of TB-DQN, with 0.50 of its parameters: better."),
-        ([5, 5], "TF-DQN has 0.50 [0.50, 0.50] of the AUC of TB-DQN, with 0.50 of its parameters: worse."),
+        ([20, 20, 20], "TF-DQN has 2.00 [2.00, 2.00] of the AUC of TB-DQN, with 0.50 of its parameters: better."),
+        ([5, 5, 5], "TF-DQN has 0.50 [0.50, 0.50] of the AUC of TB-DQN, with 0.50 of its parameters: worse."),
         (
-            [5, 20],
-            "TF-DQN has 1.25 [0.50, 2.00] of the AUC of TB-DQN, with 0.50 of its parameters: "
+            [5, 5, 20],
+            "TF-DQN has 1.00 [0.50, 2.00] of the AUC of TB-DQN, with 0.50 of its parameters: "
             "no difference can be seen.",
         ),
+        (
+            [5, 5],
+            "TF-DQN has 0.50 [0.50, 0.50] of the AUC of TB-DQN, with 0.50 of its parameters: "
+            "2 seeds are too few to tell.",
+        ),
+        ([5], "TF-DQN has 0.50 of the AUC of TB-DQN, with 0.50 of its parameters: 1 seed is too few to tell."),
     ],
 )
 def test_the_headline_in_words(returns, sentence, tmp_path):
-    study = write_study(tmp_path / "s", make_study(TB, TF), returns_by_method(TB_DQN=[10, 10], TF_DQN=returns))
+    requested = make_study(TB, TF, seeds=tuple(range(len(returns))))
+    study = write_study(tmp_path / "s", requested, returns_by_method(TB_DQN=[10] * len(returns), TF_DQN=returns))
     assert build_report(study).findings == (sentence,)
 
 
@@ -666,13 +673,18 @@ def test_short_and_full_environment_ids_are_the_same_task(tmp_path):
     assert collect(write_runs(tmp_path / "runs", ("a", short), ("b", full))).tasks == ("MinAtar/Breakout-v1",)
 
 
-def test_agents_without_a_common_task_are_refused(tmp_path):
-    other = SacConfig()
-    root = write_runs(
-        tmp_path / "runs", ("a", small_config("target-based")), ("b", other.replace(total_timesteps=5_000))
+def test_runs_without_a_common_task_are_shown_task_by_task(tmp_path):
+    other = SacConfig(total_timesteps=2_000, epoch_steps=1_000, learning_starts=500)
+    runs = ("a", small_config("target-based")), ("b", other)
+    report, compared = build(collect(write_runs(tmp_path / "runs", *runs)), Options())
+    assert compared is None
+    assert report.headline.columns == ("method", "CartPole-v1", "Pendulum-v1")
+    assert report.headline.rows == (("TB-DQN", "35.0", ""), ("iS-SAC K=1", "", "35.0"))
+    assert report.notes == (
+        "The methods are shown task by task and not compared, because not all have runs on all tasks "
+        "(CartPole-v1: TB-DQN; Pendulum-v1: iS-SAC K=1).",
     )
-    with pytest.raises(UserError, match=r"no task in common \(dqn on CartPole-v1; sac on Pendulum-v1\); report their"):
-        collect(root)
+    assert_drawable(report)
 
 
 def test_offline_runs_are_drawn_over_updates_from_zero(tmp_path):
@@ -724,7 +736,7 @@ def test_runs_that_differ_only_in_length_are_the_same_method(tmp_path):
 
 def test_duplicate_runs_are_refused(tmp_path):
     write_runs(tmp_path, ("a", small_config("target-based")), ("b", small_config("target-based")))
-    with pytest.raises(UserError, match=r"a and .*b are the same run twice; report only one of their folders\."):
+    with pytest.raises(UserError, match=r"a and .*b are the same run twice: .* seed 0\. Report "):
         collect(tmp_path)
 
 
@@ -876,7 +888,12 @@ def test_watch_updates_the_page_until_every_run_has_finished(tmp_path, monkeypat
 
 def test_the_command_prints_the_table_and_the_page(reported, tmp_path, capsys):
     assert main(["report", str(reported.folder), "-o", str(tmp_path), "--figure", "auc"]) == 0
-    header, *rows, finding, path = capsys.readouterr().out.splitlines()
+    out, err = capsys.readouterr()
+    header, *rows, finding, path = out.splitlines()
+    question, legend, last = err.splitlines()
+    assert question == "Which is better?"
+    assert legend.startswith("TB is target-based, TF is target-free. Normalised AUC: area under the learning curve, ")
+    assert last == "the report is written; open this page in a browser"
     assert header.split("  ")[0] == "method"
     assert re.fullmatch(r"TF-DQN has 1\.80 \[.+\] of the AUC of TB-DQN, with 0\.50 of its parameters: .+\.", finding)
     assert [row.split()[:2] for row in rows] == [["TB-DQN", "1.00"], ["TF-DQN", "1.80"]]

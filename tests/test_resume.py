@@ -276,7 +276,7 @@ def test_a_failing_environment_leaves_a_checkpoint_of_the_step_before(tmp_path):
 
     config = HOST.replace(env_id="Fails")
     record.create_run(tmp_path / "run", config)
-    with pytest.raises(UserError, match=r"failed in step\(\): RuntimeError: motor on fire"):
+    with pytest.raises(UserError, match=r"failed in step\(\) \(.*\): RuntimeError: motor on fire"):
         run.train(config, [tmp_path / "run"], quiet=True, env=make_environment(Fails("isqn/Chain-v0")))
     assert checkpoint.steps(tmp_path / "run") == [130]
 

@@ -101,7 +101,7 @@ def test_iterated_target_based_with_one_iteration_is_target_based():
 def test_unknown_names_and_schemes_without_pairs_are_refused():
     with pytest.raises(UserError, match="--scheme 'target' is not known; choose one of target-based"):
         schemes.make_scheme("target", 1)
-    with pytest.raises(UserError, match=r"iterated-shared \(K=0\) has no pair of heads"):
+    with pytest.raises(UserError, match=r"iterated_shared\(0\): the number of pairs must be a whole number"):
         schemes.make_scheme("iterated-shared", 0)
 
 

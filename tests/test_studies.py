@@ -22,7 +22,7 @@ from isqn.agents.registry import agent_names, config_class
 from isqn.cli import main
 from isqn.config.fields import field_names
 from isqn.envs.scores import RANDOM_RETURNS, SCORES, game_name
-from isqn.presets import PRESETS, preset_config
+from isqn.presets import preset_config
 from isqn.schemes import SCHEMES
 from isqn.study.catalogue import MINI, QUESTIONS, find_study
 from isqn.study.catalogue import PAPER as GRIDS
@@ -255,7 +255,7 @@ def test_each_layer_overrides_those_before_it(is_set):
     )
     first, other = study.cells
     given = [rates[layer] for layer in LAYERS if tables[layer]]
-    assert first.config.learning_rate == (given or [PRESETS["classic"].config.learning_rate])[-1]
+    assert first.config.learning_rate == (given or [preset_config("classic").learning_rate])[-1]
     for_all = [rates[layer] for layer in ("study", "task") if tables[layer]]  # the others are of target-free
     assert other.config.learning_rate == (for_all or [1e-3])[-1]
 
@@ -277,7 +277,7 @@ def test_the_table_of_a_scheme_applies_wherever_the_scheme_is_set(by):
 
 
 def test_every_table_can_name_a_preset_and_override_it():
-    atari = PRESETS["atari-cnn-ln"].config.learning_rate
+    atari = preset_config("atari-cnn-ln").learning_rate
     assert small(settings={"preset": "toy"}).cells[0].config.discount == 0.9
     task = {"env_id": "CartPole-v1", "preset": "atari-cnn-ln", "layer_norm": False}
     config = small(settings={"preset": "toy", "discount": 0.5}, tasks=(task,)).cells[0].config
@@ -653,15 +653,15 @@ OTHER = "give one of them another `name`, or leave it out."
         ),
         (
             {"settings": {"target_update_period": [200, 400]}},
-            "study small, CartPole-v1: --target-update-period is [200, 400]; it must be of type int.",
+            "study small, CartPole-v1: target_update_period is [200, 400]; it must be a whole number.",
         ),
         (
             {"methods": ({**TB, "learning_rate": [1e-3, "a"]},)},
-            "study small, CartPole-v1: --learning-rate is 'a'; it must be a number.",
+            "study small, CartPole-v1: learning_rate is 'a'; it must be a number.",
         ),
         (
             {"methods": ({**TB, "hidden_sizes": [[8], 8]},)},
-            "study small, CartPole-v1: --hidden-sizes is 8; it must be a list of type int.",
+            "study small, CartPole-v1: hidden_sizes is 8; it must be a list of whole numbers.",
         ),
         (
             {"methods": ({**TB, "learning_rate": []},)},
@@ -671,11 +671,11 @@ OTHER = "give one of them another `name`, or leave it out."
         ({"methods": ({**TB, "name": ["a", "b"]},)}, "study small: method 1: name is ['a', 'b']; it must be a text."),
         (
             {"methods": ({"scheme": "target-base"},)},
-            "study small, CartPole-v1: --scheme is 'target-base'; did you mean target-based?",
+            "study small, CartPole-v1: scheme is 'target-base'; did you mean target-based?",
         ),
         (
             {"methods": ({"scheme": [["a"], ["b"]]},)},
-            "study small, CartPole-v1: --scheme is ['a']; choose one of target-based, target-free, iterated-shared, "
+            "study small, CartPole-v1: scheme is ['a']; choose one of target-based, target-free, iterated-shared, "
             "ensemble-shared, iterated-target-based.",
         ),
         (
@@ -695,7 +695,7 @@ OTHER = "give one of them another `name`, or leave it out."
         ({"settings": {"preset": 0}}, "study small: settings: preset is 0; it must be a text."),
         (
             {"settings": {"mellowmax_temperature": 3.0}},
-            "study small: mellowmax_temperature has no effect in any run: it needs --loss mellowmax.",
+            "study small: mellowmax_temperature has no effect in any run: it needs loss mellowmax.",
         ),
         # tasks
         ({"tasks": ({},)}, "study small: a task has no env_id; `isqn list envs` shows what there is."),

@@ -11,8 +11,9 @@ def console() -> None:
         null = open(os.devnull, "w")  # noqa: SIM115 - stays open as long as the process lives
         sys.stdout, sys.stderr = sys.stdout or null, sys.stderr or null
     try:
-        from isqn.cli import main  # imported here, so that Ctrl-C is silent during the import
+        from isqn.cli import main  # imported here, so that Ctrl-C is one line during the import too
     except KeyboardInterrupt:
+        print("isqn: stopped", file=sys.stderr, flush=True)
         os._exit(130)
     sys.exit(main())
 

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from isqn.types import UserError
+from isqn.usercode import UserCodeError, describe_error, find_user_line
 
 _IMPORTED_FILES: set[str] = set()  # texts of the files, so that a copy of a file is not imported again
 IMPORTED: list[str] = []  # names of the imported files and modules, in order; a run records them
@@ -29,7 +30,10 @@ def import_all(names: Iterable[str], given_by: str = "--import") -> None:
                 _import_file(Path(name))
                 _IMPORTED_FILES.add(text)
         except (Exception, SystemExit) as error:  # whatever is wrong in a file of the user's
-            raise UserError(f"{given_by}: {name!r} cannot be imported: {_reason(error, name)}.") from error
+            line = find_user_line(error)
+            if isinstance(error, UserError) or not line:
+                raise UserError(f"{given_by}: {name!r} cannot be imported: {_reason(error, name)}") from error
+            raise UserCodeError(f"{given_by}: {name!r} cannot be imported ({line}): {describe_error(error)}") from error
         if name not in IMPORTED:
             IMPORTED.append(name)
 
@@ -42,10 +46,12 @@ def import_module_of(env_id: str, given_by: str) -> None:
 
 def _reason(error: BaseException, name: str) -> str:
     if isinstance(error, FileNotFoundError) and error.filename == name:
-        return "there is no such file"
+        return "there is no such file."
+    if not name.endswith(".py") and Path(name).is_file():
+        return "the name of a Python file must end in .py."
     if isinstance(error, ModuleNotFoundError) and error.name and f"{name}.".startswith(f"{error.name}."):
-        return f"it is neither in {os.getcwd()} nor installed"
-    return f"{type(error).__name__}: {error}"
+        return f"it is neither in {os.getcwd()} nor installed."
+    return str(error) if isinstance(error, UserError) else describe_error(error)
 
 
 def _import_file(path: Path) -> None:

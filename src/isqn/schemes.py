@@ -15,6 +15,7 @@ import numpy as np
 
 from isqn.lazy import jax
 from isqn.types import Params, UserError, require_new_name
+from isqn.usercode import named
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,7 @@ def target_free() -> TargetScheme:
 
 def iterated_shared(k: int) -> TargetScheme:
     """iS-QN (the paper): head i learns from head i - 1 on shared features; only a target update changes head 0."""
+    _require_count("iterated_shared", k)
     return TargetScheme(
         "iterated-shared",
         "iS",
@@ -96,6 +98,7 @@ def iterated_shared(k: int) -> TargetScheme:
 
 def ensemble_shared(n: int) -> TargetScheme:
     """ES, an ablation in the paper: n independent pairs; head 2i + 1 learns from head 2i, an older copy of itself."""
+    _require_count("ensemble_shared", n)
     return TargetScheme(
         "ensemble-shared",
         "ES",
@@ -113,6 +116,7 @@ def iterated_target_based(k: int) -> TargetScheme:
     Copy 0 holds the first target of the chain and is updated only at a target update (every T steps). Copy 1 holds the
     other targets and is also updated at a sync (every D steps). K = 1 is target-based learning.
     """
+    _require_count("iterated_target_based", k)
     return TargetScheme(
         "iterated-target-based",
         "i",
@@ -122,6 +126,11 @@ def iterated_target_based(k: int) -> TargetScheme:
         copy=(0, *(1,) * (k - 1)),
         size=f"K={k}",
     )
+
+
+def _require_count(function: str, pairs: int) -> None:
+    if not isinstance(pairs, int | np.integer) or pairs < 1:
+        raise UserError(f"{function}({pairs!r}): the number of pairs must be a whole number of at least 1.")
 
 
 SCHEMES: dict[str, Callable[[int], TargetScheme]] = {
@@ -139,9 +148,19 @@ def register_scheme(name: str, make: Callable[[int], TargetScheme]) -> None:
         raise UserError(f"register_scheme: make is {make!r}; it must be a function k -> TargetScheme.")
     owner = SCHEMES[name].__module__ if name in SCHEMES else None
     require_new_name("register_scheme", "a scheme", name, owner, make.__module__)
+    make = named(f"The scheme {name!r}", make)
     made = make(1)
-    if getattr(made, "name", None) != name:
+    if not isinstance(made, TargetScheme) or made.name != name:
         raise UserError(f"register_scheme: make(1) returns {made!r:.80}; it must be a TargetScheme named {name!r}.")
+    for field, text in (("prefix", made.prefix), ("size", made.size)):
+        if not isinstance(text, str):
+            raise UserError(f"register_scheme: the scheme {name!r} has the {field} {text!r}; it must be a text.")
+    for other in SCHEMES:
+        if other != name and SCHEMES[other](1).prefix == made.prefix:
+            raise UserError(
+                f"register_scheme: the scheme {name!r} has the prefix {made.prefix!r} of {other}; choose another one, "
+                "because labels and run folders begin with it."
+            )
     SCHEMES[name] = make
 
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from isqn.lazy import jax
 from isqn.types import Array, EnvSpec, Params, UserError, require_new_name
+from isqn.usercode import named
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ def register_torso(
             raise UserError(
                 f"register_torso: the torso {name!r} reads {setting!r}, which is not a field of TorsoSettings."
             )
-    TORSOS[name] = Torso(make, min_image_side, head_init, project, make_policy, reads)
+    TORSOS[name] = Torso(named(f"The torso {name!r}", make), min_image_side, head_init, project, make_policy, reads)
 
 
 def choose_torso(spec: EnvSpec, settings: TorsoSettings) -> str:

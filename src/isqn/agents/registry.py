@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, wraps
 from importlib import import_module
 from inspect import get_annotations, signature
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast, get_args
@@ -31,6 +31,7 @@ from isqn.config.run import Run
 from isqn.config.toml import load_toml
 from isqn.losses import LOSSES, Loss, required_settings
 from isqn.types import Array, EnvSpec, UserError, require_new_name
+from isqn.usercode import find_definition, named
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -107,14 +108,15 @@ def register_agent(
         for loss_name, loss in LOSSES.items():
             if loss.settings:
                 _require_new_names(f"register_agent: {config.__name__}", loss_name, loss.settings, config)
-    _KINDS[name] = AgentKind(name, config, make, actions, loop, presets, evaluation_rule)
+    _KINDS[name] = AgentKind(name, config, named(f"The agent {name!r}", make), actions, loop, presets, evaluation_rule)
 
 
 def _require_config(what: str, config: Any, base: type[Run]) -> None:
     """Refuse a class that does not extend `base`, or whose fields are lost because it is not a dataclass."""
     is_config = isinstance(config, type) and issubclass(config, base)
     if not is_config or not ("__dataclass_fields__" in vars(config) or not get_annotations(config)):
-        raise UserError(f"{what} is {config!r}; it must be a frozen dataclass that extends {base.__name__}.")
+        given = find_definition(config) if isinstance(config, type) else repr(config)
+        raise UserError(f"{what} is {given}; it must be a frozen dataclass that extends {base.__name__}.")
 
 
 def agent_names() -> tuple[str, ...]:
@@ -132,7 +134,42 @@ def find_agent(name: Any) -> AgentKind:
 
 def make_agent(config: Run, spec: EnvSpec) -> Agent:
     require_actions(config, spec)
-    return find_agent(config.agent).make(config, spec)
+    return _require_results(config.agent, find_agent(config.agent).make(config, spec))
+
+
+def _require_results(name: str, agent: Any) -> Agent:
+    """Return an agent whose functions name it in their errors, and refuse results of other types."""
+    from isqn.agents.base import Agent, AgentState, Choice
+
+    def require(what: str, result: Any, holds: bool, wanted: str) -> None:
+        if not holds:
+            raise UserError(f"The agent {name!r}: {what} returns {type(result).__name__}; it must return {wanted}.")
+
+    def checked(function: str, holds: Callable[[Any], bool], wanted: str) -> Callable[..., Any]:
+        call = named(f"The agent {name!r}", getattr(agent, function))
+
+        @wraps(call)
+        def check(*args: Any) -> Any:
+            result = call(*args)
+            require(f"{function}()", result, holds(result), wanted)
+            return result
+
+        return check
+
+    require("make(config, spec)", agent, isinstance(agent, Agent), "an Agent of isqn.agents.base")
+    return agent._replace(
+        init=checked("init", lambda state: isinstance(state, AgentState), "an AgentState"),
+        act=checked("act", lambda choice: isinstance(choice, Choice), "a Choice(action, explored)"),
+        update=checked("update", _is_state_and_metrics, "an AgentState and a dictionary of metrics"),
+        refresh=checked("refresh", lambda state: isinstance(state, AgentState), "an AgentState"),
+    )
+
+
+def _is_state_and_metrics(result: Any) -> bool:
+    from isqn.agents.base import AgentState
+
+    is_pair = isinstance(result, tuple) and len(result) == 2
+    return is_pair and isinstance(result[0], AgentState) and isinstance(result[1], dict)
 
 
 def require_actions(config: Run, spec: EnvSpec) -> None:
@@ -175,7 +212,8 @@ def register_loss(
     try:
         signature(function).bind(None, None, None, **dict.fromkeys(required_settings(function)))
     except TypeError as error:
-        raise UserError(f"{where}: {function!r} cannot be called as (online, target, transition): {error}.") from None
+        defined = find_definition(function)
+        raise UserError(f"{where}: {defined} cannot be called as (online, target, transition): {error}.") from None
     for argument in required_settings(function):
         for kind in kinds:
             if argument not in (*field_names(config_class(kind.agent)), *field_names(settings or PairLoss)):
@@ -183,7 +221,7 @@ def register_loss(
                     f"{where}: its argument {argument!r} is not a setting of `isqn train {kind.agent}`; give it a "
                     "default, or give `settings` that have it."
                 )
-    LOSSES[name] = Loss(label, function, bootstraps, settings)
+    LOSSES[name] = Loss(label, named(f"The loss {name!r}", function), bootstraps, settings)
 
 
 def _own_settings(settings: type) -> dict[str, type]:
@@ -273,7 +311,8 @@ def config_from_mapping(values: dict[str, Any], where: str, base: Run | None = N
     try:
         return base.replace(**settings) if base else kind(**settings)
     except UserError as error:
-        raise UserError(f"{where}: {error}") from None
+        error.args = (f"{where}: {error}",)
+        raise
 
 
 def read_config_file(path: Path) -> Run:
@@ -281,4 +320,5 @@ def read_config_file(path: Path) -> Run:
     settings = load_toml(path, "give the config.toml of a run.")
     if not settings:  # as a full disk leaves it; it must not be read as a run with all defaults
         raise UserError(f"{path} is empty; give the config.toml of a run.")
-    return config_from_mapping(settings, str(path))
+    with name_settings():
+        return config_from_mapping(settings, str(path))

@@ -18,6 +18,7 @@ from isqn.config.fields import nearest
 from isqn.exits import FAILED, INTERRUPTED, KEYBOARD, USAGE
 from isqn.imports import import_all
 from isqn.types import Interrupted, UserError
+from isqn.usercode import UserCodeError
 
 WELCOME = f"""\
 isqn {__version__}: deep Q-learning without a target network.
@@ -45,6 +46,8 @@ usage: isqn COMMAND [flags]
 {HELP_ENDING}"""
 
 
+DEBUG_HINT = " (add --debug for the traceback)"
+
 COMMANDS = {  # name -> the module of this package that runs it, imported when it is called, so that others are fast
     "train": "train",
     "resume": "resume",
@@ -66,7 +69,7 @@ def main(argv: list[str] | None = None) -> int:
     if not argv:
         print(WELCOME)
         return 0
-    if argv[0] in ("-h", "--help"):
+    if argv[0] in ("-h", "--help", "help"):
         print(HELP)
         return 0
     if argv[0] == "--version":
@@ -90,10 +93,11 @@ def main(argv: list[str] | None = None) -> int:
     except UserError as error:
         if debug:
             raise
-        _say(f"isqn: {error}")
+        _say(f"isqn: {error}{DEBUG_HINT if isinstance(error, UserCodeError) else ''}")
         return USAGE if isinstance(error, UsageError) else FAILED
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
         sys.stdout.flush()
+        _say(f"isqn: {str(stop) or 'stopped'}")
         os._exit(KEYBOARD)  # a normal exit is a segmentation fault if the compiler still works in a thread
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -108,7 +112,7 @@ def main(argv: list[str] | None = None) -> int:
         message = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
         if isinstance(error, OSError) and error.filename:
             message = f"{error.filename2 or error.filename} cannot be read or written ({error.strerror})"
-        _say(f"isqn: {message} (add --debug for the traceback)")
+        _say(f"isqn: {message}{DEBUG_HINT}")
         return FAILED
 
 

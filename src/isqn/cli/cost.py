@@ -12,6 +12,7 @@ import tyro
 
 from isqn.cli.parse import UsageError, arg, parse
 from isqn.cli.tables import table
+from isqn.config.fields import rename_flags
 from isqn.config.run import Run
 from isqn.presets import preset_config
 
@@ -44,7 +45,8 @@ def run(args: Sequence[str]) -> int:
     from isqn.train.run import loop_of
 
     loop = loop_of(config)
-    spec, work = loop.specification(config), loop.WORK
+    with rename_flags(lambda name: _given_flag(options) if name == "--env-id" else name):
+        spec, work = loop.specification(config), loop.WORK
     if not (options.json or sys.stderr.isatty()):
         say(f"counting the work of {len(COMPARED_SCHEMES)} schemes")
     rows = []
@@ -74,6 +76,11 @@ def _config(options: Cost) -> Run:
         if name:
             config = config.replace(env_id=name if name.startswith(kind) else form.format(name))
     return config
+
+
+def _given_flag(options: Cost) -> str:
+    """Return the flag by which errors name the environment."""
+    return "--game" if options.game else "--task" if options.task else "--env-id"
 
 
 def _rows(config: Any, spec: Any, loop: Any) -> Iterator[dict[str, Any]]:

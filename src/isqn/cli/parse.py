@@ -55,10 +55,14 @@ def parse_some(kind: type[Options], args: Sequence[str], prog: str) -> Options:
     return _parse(kind, args, prog, return_unknown_args=True, add_help=False)[0]  # type: ignore[no-any-return]
 
 
-def parse(kind: Any, args: Sequence[str], prog: str, default: Any = None, agent: str = "") -> Any:
-    """Return the parsed command line of a command; `agent` is the agent whose settings are flags."""
+def parse(kind: Any, args: Sequence[str], prog: str, default: Any = None, agent: str = "", source: str = "") -> Any:
+    """Return the parsed command line of a command.
+
+    `agent` is the agent whose settings are flags; `source` says in its help where the defaults come from.
+    """
     settings: dict[str, Any] = {} if default is None else {"default": default}
-    description = f"{inspect.getdoc(get_origin(kind) or kind)}\n\n{HELP_ENDING}"
+    defaults = f" Here: {source}." if source else ""
+    description = f"{inspect.getdoc(get_origin(kind) or kind)}{defaults}\n\n{HELP_ENDING}"
     _require_values_once(kind, args, prog, may_be_empty=bool(agent))  # --hidden-sizes alone: no hidden layer
     return _parse(kind, args, prog, agent=agent, description=description, **settings)
 
@@ -122,7 +126,7 @@ def _describe_unrecognised(tokens: list[str], kind: Any, args: list[str], prog: 
     names = [token.partition("=")[0].replace("_", "-") for token in tokens if token.startswith("--")]
     if names:
         foreign = foreign_setting(names[0][2:].replace("-", "_"), agent) if agent else ""
-        hint = foreign or nearest(names[0], flags(kind), f"`{prog} --help` lists them.")
+        hint = foreign or nearest(names[0], flags(kind), _flag_by_initials(names[0], kind, prog))
         return f"`{prog}` has no flag {names[0]}; {hint}"
     joined = [arg.partition("=")[0] for arg in args if arg.startswith("--") and arg.endswith(f"={tokens[0]}")]
     before = args[args.index(tokens[0]) - 1] if tokens[0] in args[1:] else "".join(joined[:1])
@@ -130,7 +134,16 @@ def _describe_unrecognised(tokens: list[str], kind: Any, args: list[str], prog: 
     if flags(kind).get(before) is bool:
         other = f"--{before.removeprefix('--no-')}" if before.startswith("--no-") else f"--no-{before[2:]}"
         return f"{before} takes no value; its opposite is {other}."
-    return f"`{prog}` has no place for {tokens[0]!r}; `{prog} --help` explains it."
+    hint = f"`{prog} --help` explains it."
+    if "--env-id" in flags(kind) and re.search(r"/|-v\d+$", tokens[0]):
+        hint = f"did you mean --env-id {tokens[0]}?"
+    return f"`{prog}` has no place for {tokens[0]!r}; {hint}"
+
+
+def _flag_by_initials(given: str, kind: Any, prog: str) -> str:
+    """Return a hint about an unknown flag that consists of the initials of a known one: --lr for --learning-rate."""
+    by_initials = {"--" + "".join(part[:1] for part in name[2:].split("-")): name for name in reversed(flags(kind))}
+    return f"did you mean {by_initials[given]}?" if given in by_initials else f"`{prog} --help` lists them."
 
 
 def _describe_bad_value(argument: Any, message: str, args: list[str]) -> str:
@@ -138,7 +151,8 @@ def _describe_bad_value(argument: Any, message: str, args: list[str]) -> str:
     hint = argument.field.type_stripped
     kinds = (hint, *get_args(hint))
     for value in re.findall(r"'([^']*)'", message):
-        for kind, rule in ((int, _whole_number_rule(value)), (float, "must be a number")):
+        number = "must be a number" + " or None" * (type(None) in kinds)
+        for kind, rule in ((int, _whole_number_rule(value)), (float, number)):
             if kind in kinds:
                 try:
                     kind(value)
@@ -157,7 +171,10 @@ def _whole_number_rule(value: str) -> str:
 
 def _describe_missing(argument: Any, prog: str, args: list[str]) -> str:
     if argument.is_positional():
-        return f"`{prog}` needs an argument: {argument.field.extern_name.replace('_', '-').upper()}."
+        text = argument.field.helptext
+        meaning = str(text() if callable(text) else text).rstrip(".")
+        name = argument.field.extern_name.replace("_", "-").upper()
+        return f"`{prog}` needs an argument: {name} ({meaning[:1].lower()}{meaning[1:]})."
     return f"`{prog}` needs {_flag_of(argument, args)}."
 
 

@@ -57,8 +57,11 @@ def run(args: Sequence[str]) -> int:
         page, result = str(out / "index.html"), headline.as_json()
         print(json.dumps({"title": made.title, "notes": made.notes, "result": result, "page": page}))
         return 0
+    say(made.question)
     print(*table(headline.columns, list(headline.rows)), sep="\n")
+    say(headline.caption)
     for sentence in (*made.findings, *made.notes):
         print(sentence)
     print(out / "index.html")
+    say("the report is written; open this page in a browser")
     return 0

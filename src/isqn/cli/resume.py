@@ -27,9 +27,11 @@ class Resume:
 def run(args: Sequence[str]) -> int:
     options = parse(Resume, args, "isqn resume")
     from isqn.train import run as runs
+    from isqn.train.progress import say
 
     with redirect_stdout(sys.stderr):
         was_unfinished = runs.resume(options.run_dir, quiet=options.quiet)
-    if not was_unfinished and not options.quiet:
-        print(f"{options.run_dir} had finished; nothing to do.", file=sys.stderr)
+    if not options.quiet:
+        plays = f"`isqn eval {options.run_dir}` plays with the agent"
+        say(f"finished; {plays}" if was_unfinished else f"{options.run_dir} had finished; nothing to do.")
     return 0

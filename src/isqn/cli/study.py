@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import sys
 from collections.abc import Sequence
-from contextlib import nullcontext, redirect_stdout
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -97,9 +96,9 @@ def run(args: Sequence[str]) -> int:
         return _dry_run(study, out, options.workers or engines.default_workers(), options.seeds_per_job)
     if out is None:
         raise UserError("--tasks and --seeds make another study; give it a folder of its own by --out.")
-    if options.report:
-        from isqn.report import write
+    from isqn.report import write
 
+    if options.report:
         write.require_libraries()
     with redirect_stdout(sys.stderr):  # an engine may print; standard output is for the result
         engine = engines.make(
@@ -124,8 +123,10 @@ def run(args: Sequence[str]) -> int:
         return 1
     if not options.report:
         return 0
-    with redirect_stdout(io.StringIO()) if options.quiet else nullcontext():
-        return report.run([str(out)])
+    if options.quiet:
+        write.write(out, out / "report", write.Options())
+        return 0
+    return report.run([str(out)])
 
 
 def _dry_run(study: Any, out: Path | None, workers: int, seeds_per_job: int) -> int:

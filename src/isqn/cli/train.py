@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass
@@ -27,9 +28,9 @@ Config = TypeVar("Config")
 class Train(Generic[Config]):
     """Train an agent, and print the folder of the run.
 
-    The defaults come from a preset: the one that --preset names, or else the one that fits --env-id. Those below are
-    for this command line; `isqn train AGENT --env-id ID --help` shows those for your environment. A setting with two
-    flags, such as `--k, --num-bellman-iterations`, has the name of the last one in config.toml and in studies.
+    A setting with two flags, such as `--k, --num-bellman-iterations`, has the name of the last one in config.toml and
+    in studies. The defaults come from a preset: the one that --preset names, or else the one that fits --env-id; so
+    `isqn train AGENT --env-id ID --help` shows those for your environment.
     """
 
     config: tyro.conf.OmitArgPrefixes[Config]
@@ -60,6 +61,9 @@ class Base:
 def run(args: Sequence[str]) -> int:
     if args and args[0] in ("-h", "--help"):
         return _list_agents()
+    if not args:
+        names = ", ".join(agent_names())
+        raise UsageError(f"`isqn train` needs an agent: {names}; `isqn train --help` describes them.")
     agent = None  # then it is the agent of the config file, or dqn
     if args and not args[0].startswith("-"):
         agent, *args = args
@@ -69,14 +73,16 @@ def run(args: Sequence[str]) -> int:
     base, source = _base_config(args, agent)
     prog = f"isqn train {base.agent}"
     with name_as_given(type(base), args):
-        options = parse(Train[config_class(base.agent)], args, prog, Train(base), base.agent)  # type: ignore[misc]
+        kind: Any = Train[config_class(base.agent)]  # type: ignore[misc]
+        options = parse(kind, args, prog, Train(base), base.agent, source)
         config: Run = options.config
         require_effect(config, base)
     if options.show_diff:
         return _show_diff(config, options.show_diff)
     from isqn.train import run as runs
-    from isqn.train.progress import say
+    from isqn.train.progress import duration, say
 
+    began = time.monotonic()
     if not options.quiet:
         say(f"settings: {source}")
     with redirect_stdout(sys.stderr):  # an environment may print; standard output is for the folders
@@ -86,6 +92,7 @@ def run(args: Sequence[str]) -> int:
             say(line)
         for folder in folders:
             print(folder)
+        say(f"finished in {duration(time.monotonic() - began)}; `isqn eval {folders[0]}` plays with the agent")
     return 0
 
 

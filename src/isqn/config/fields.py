@@ -15,7 +15,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ContextDecorator, contextmanager
+from contextlib import AbstractContextManager, _GeneratorContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -135,8 +135,8 @@ def name_as_given(kind: type, names: Iterable[str]) -> AbstractContextManager[No
     return rename_flags(lambda name: given.get(name, name))
 
 
-def name_settings() -> ContextDecorator:
-    """Return a decorator that lets errors name settings as in Python: `learning_rate` for `--learning-rate`."""
+def name_settings() -> _GeneratorContextManager[None]:
+    """Let errors name settings as in Python and in files: `learning_rate` for `--learning-rate`."""
     of_commands = ("--debug", "--import")
     return rename_flags(lambda given: given if given in of_commands else given[2:].replace("-", "_"))
 
@@ -245,6 +245,14 @@ def json_text(name: str, value: Any, python_type: type) -> str:
     return text
 
 
+_TYPE_WORDS = {  # type -> one value and several, in words
+    bool: ("true or false", "true or false"),
+    int: ("a whole number", "whole numbers"),
+    float: ("a number", "numbers"),
+    str: ("a text", "texts"),
+}
+
+
 def _checked(name: str, value: Any, hint: Any) -> Any:
     def refuse(rule: str) -> UserError:
         return UserError(f"{flag(name)} is {value!r}; it {rule}.")
@@ -257,7 +265,7 @@ def _checked(name: str, value: Any, hint: Any) -> Any:
         entry = get_args(hint)[0]
         allowed = (int, float) if entry is float else (entry,)
         if not isinstance(value, list | tuple) or not all(type(item) in allowed for item in value):
-            raise refuse(f"must be a list of type {entry.__name__}")
+            raise refuse(f"must be a list of {_TYPE_WORDS[entry][1]}")
         return tuple(entry(item) for item in value)
     if hint is float or hint == float | None:
         if value is None and hint is not float:
@@ -271,7 +279,7 @@ def _checked(name: str, value: Any, hint: Any) -> Any:
     if hint is int and isinstance(value, float) and value.is_integer():
         raise refuse(whole_number_rule(value))
     if hint in (int, bool, str) and type(value) is not hint:
-        raise refuse(f"must be of type {hint.__name__}")
+        raise refuse(f"must be {_TYPE_WORDS[hint][0]}")
     if hint is int and value > MAX_INTEGER and name != "seed":  # its limit depends on --num-seeds
         raise refuse(f"must be at most {MAX_INTEGER}")
     return value

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import difflib
 import json
-import math
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -21,8 +20,12 @@ from gymnasium import spaces
 
 from isqn.config.fields import flag, nearest
 from isqn.envs import atari, dmc, minatar, registry, scores
+from isqn.envs.results import finite_problem, is_unpacking, reset_problem, reward_problem, shape_problem, step_problem
 from isqn.imports import module_of
 from isqn.types import EnvSpec, UserError
+from isqn.usercode import UserCodeError, describe_error, find_user_line
+
+CHECK_HINT = "isqn.check_environment lists all problems of an environment."
 
 
 class Step(NamedTuple):
@@ -60,8 +63,9 @@ class Environment:
         options = {"restart": True} if restart and self.game_continues else None
         self._seed, self._step = seed, 0
         with self._wrap_errors("reset"):
-            obs, _ = self.env.reset(seed=seed, options=options)
-            frame = self._frame(obs)
+            result = self.env.reset(seed=seed, options=options)
+            self._require(reset_problem(result))
+            frame = self._frame(result[0], "reset()")
         self._is_over = False
         return frame
 
@@ -72,26 +76,26 @@ class Environment:
         self._step += 1
         with self._wrap_errors("step"):
             action = self.spec.to_env_action(action if self.spec.is_continuous else int(action))
-            obs, reward, terminated, truncated, _ = self.env.step(action)
-            step = Step(self._frame(obs), float(reward), bool(terminated), bool(truncated))
-            if not math.isfinite(step.reward):
-                raise self._not_finite(f"the reward is {step.reward}")
+            result: Any = self.env.step(action)
+            self._require(step_problem(result))
+            obs, reward, terminated, truncated, _ = result
+            self._require(reward_problem(reward))
+            step = Step(self._frame(obs, "step()"), float(reward), bool(terminated), bool(truncated))
         self._is_over = step.terminated or step.truncated
         return step
 
-    def _frame(self, obs: Any) -> np.ndarray:
+    def _frame(self, obs: Any, where: str) -> np.ndarray:
         """Convert an observation to a frame and check its shape and values."""
         frame = self.to_frame(obs)
         if frame.shape != self.spec.frame_shape:
-            raise ValueError(
-                f"an observation has the shape {np.shape(obs)}, and its space has {self.env.observation_space.shape}"
-            )
-        if frame.dtype.kind == "f" and not np.isfinite(frame).all():
-            raise self._not_finite("an observation holds NaN or infinity")
+            self._require(shape_problem(obs, self.env.observation_space.shape, where))
+        self._require(finite_problem(frame, where))
         return frame
 
-    def _not_finite(self, problem: str) -> ValueError:
-        return ValueError(f"{problem} after {self._step} steps of the episode with seed {self._seed}")
+    def _require(self, problem: str) -> None:
+        if problem:
+            where = f"{self.spec.id}, step {self._step} of the episode with seed {self._seed}"
+            raise UserError(f"{where}: {problem} {CHECK_HINT}")
 
     @contextmanager
     def _wrap_errors(self, method: str) -> Iterator[None]:
@@ -101,9 +105,12 @@ class Environment:
         except UserError:
             raise
         except Exception as error:
-            raise UserError(
-                f"{self.spec.id} failed in {method}(): {type(error).__name__}: {error}; --debug shows where."
-            ) from error
+            if line := find_user_line(error):
+                raise UserCodeError(f"{self.spec.id} failed in {method}() ({line}): {describe_error(error)}") from error
+            if method == "step" and is_unpacking(error):
+                self._require(step_problem(()))
+            sentence = f"{self.spec.id} failed in {method}(): {describe_error(error)} {CHECK_HINT}"
+            raise UserCodeError(sentence) from error
 
     def render(self) -> np.ndarray | None:
         """Return an RGB frame, or None if the environment was made without `render=True` or cannot render."""
@@ -167,6 +174,7 @@ def make_environment(
         env, env_id, protocol_name = _make_gymnasium(env_id, env_kwargs, env_wrappers, render)
         frames_per_step, frame_stack = 1, 1
         require_protocol(protocol, protocol_name, env_id)
+        _require_spaces(env, env_id)
     shape, dtype, _ = _frame_format(env.observation_space, env_id)
     spec = EnvSpec(
         id=env_id,
@@ -182,6 +190,13 @@ def make_environment(
         channels_first=has_channels_first(env.observation_space.shape),
     )
     return Environment(env, spec)
+
+
+def _require_spaces(env: gym.Env, env_id: str) -> None:
+    for name in ("observation_space", "action_space"):
+        if not isinstance(space := getattr(env, name, None), gym.Space):
+            found = "has no" if space is None else f"has {space!r} as its"
+            raise UserError(f"{env_id} {found} {name}; set it to a gymnasium.Space in __init__().")
 
 
 def require_protocol(protocol: str, name: str, env_id: str) -> None:
@@ -233,7 +248,9 @@ def _make_gymnasium(
             env = gym.make(name, disable_env_checker=True, render_mode="rgb_array", **kwargs)
         env = wrap(env)
     except gym.error.DependencyNotInstalled as error:
-        raise UserError(f"{env_id} needs a package that is not installed: {error}") from error
+        commands = " and ".join(re.findall(r"`pip install [^`]*`", str(error)))
+        needed = f"a package that is not installed; get it by {commands}." if commands else f"more packages: {error}"
+        raise UserError(f"{env_id} needs {needed}") from error
     except gym.error.Error as error:  # malformed id, unregistered id or removed version
         raise _unknown_id_error(env_id) from error
     except Exception as error:
@@ -242,8 +259,10 @@ def _make_gymnasium(
             for name, value in (("env_kwargs", env_kwargs), ("env_wrappers", env_wrappers))
             if value
         )
-        made = f"made with {given}" if given else "made"
-        raise UserError(f"{env_id} cannot be {made}: {type(error).__name__}: {error}; --debug shows where.") from error
+        line = find_user_line(error)
+        where = f"made with {given}" * bool(given) or "made"
+        where += f" ({line})" if line else ""
+        raise UserCodeError(f"{env_id} cannot be {where}: {describe_error(error)}") from error
     return env, env_id, " ".join(filter(None, ("gymnasium", env_kwargs, env_wrappers)))
 
 
@@ -299,7 +318,8 @@ def _unknown_id_error(env_id: str) -> UserError:
     by_lowercase = {key.lower(): key for key in known}
     matches = difflib.get_close_matches(env_id.lower(), by_lowercase, n=3, cutoff=0.75)
     similar = [by_lowercase[key] for key in matches]
-    hint = f"did you mean {' or '.join(similar)}?" if similar else "`isqn list envs` shows what there is."
+    listed = "`isqn list envs` shows those of the package, and --import FILE adds your own."
+    hint = f"did you mean {' or '.join(similar)}?" if similar else listed
     return UserError(f"--env-id {env_id!r} is not a known environment; {hint}")
 
 

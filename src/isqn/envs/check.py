@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from contextlib import nullcontext
 from typing import Any
 
@@ -11,7 +10,16 @@ import numpy as np
 from gymnasium import spaces
 
 from isqn.envs.adapter import make_environment
+from isqn.envs.results import (
+    finite_problem,
+    is_unpacking,
+    reset_problem,
+    reward_problem,
+    shape_problem,
+    step_problem,
+)
 from isqn.types import UserError
+from isqn.usercode import describe_error, find_user_line
 
 
 def check_environment(env: str | gym.Env, *, num_steps: int = 500, seed: int = 0) -> list[str]:
@@ -97,13 +105,10 @@ def _reset(env: gym.Env, seed: int | None, problems: list[str]) -> Any:
                 f"reset() does not take a seed ({error}); Gymnasium expects reset(*, seed=None, options=None).",
             )
         else:
-            _add_problem(problems, f"reset() raised {type(error).__name__}: {error}.")
+            _add_problem(problems, f"reset() raised {_describe(error)}")
         return None
-    if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)):
-        _add_problem(
-            problems,
-            f"reset() returned {_describe_result(result)}; Gymnasium expects the two values (observation, info).",
-        )
+    if problem := reset_problem(result):
+        _add_problem(problems, problem)
         return None
     _check_observation(result[0], env.observation_space, "reset()", problems)
     return result[0]
@@ -113,26 +118,20 @@ def _step(env: gym.Env, action: int, problems: list[str]) -> Any:
     try:
         result: Any = env.step(action)
     except Exception as error:
-        if not (
-            isinstance(error, ValueError) and "to unpack" in str(error)
-        ):  # raised by the TimeLimit wrapper of `gymnasium.make`
-            _add_problem(problems, f"step({action}) raised {type(error).__name__}: {error}.")
+        if find_user_line(error) or not is_unpacking(error):
+            _add_problem(problems, f"step({action}) raised {_describe(error)}")
             return None
         result = ()
-    if not (isinstance(result, tuple) and len(result) == 5):
-        _add_problem(
-            problems,
-            f"step() returned {_describe_result(result)}; Gymnasium expects the five values "
-            "(observation, reward, terminated, truncated, info).",
-        )
+    if problem := step_problem(result):
+        _add_problem(problems, problem)
         return None
     return result[:4]
 
 
-def _describe_result(result: Any) -> str:
-    if not isinstance(result, tuple):
-        return f"one {type(result).__name__}"
-    return f"{len(result)} values" if result else "another number of values"
+def _describe(error: Exception) -> str:
+    """Return an error with the line of the environment that raised it."""
+    line = find_user_line(error)
+    return f"{describe_error(error).rstrip('.')}{f' ({line})' if line else ''}."
 
 
 def _check_observation(obs: Any, space: gym.Space[Any], where: str, problems: list[str]) -> None:
@@ -144,13 +143,13 @@ def _check_observation(obs: Any, space: gym.Space[Any], where: str, problems: li
     if not isinstance(obs, np.ndarray):
         _add_problem(problems, f"The observation of {where} is a {type(obs).__name__}; it must be a numpy array.")
         obs = np.asarray(obs)
-    if obs.shape != space.shape:
-        _add_problem(problems, f"The observation of {where} has shape {obs.shape}; its space says {space.shape}.")
+    if problem := shape_problem(obs, space.shape, where):
+        _add_problem(problems, problem)
         return
     if obs.dtype != space.dtype:
         _add_problem(problems, f"The observation of {where} has dtype {obs.dtype}; its space says {space.dtype}.")
-    if obs.dtype.kind == "f" and not np.isfinite(obs).all():
-        _add_problem(problems, f"The observation of {where} contains NaN or infinity.")
+    if problem := finite_problem(obs, where):
+        _add_problem(problems, problem)
     elif (obs < space.low).any() or (obs > space.high).any():
         _add_problem(problems, f"The observation of {where} leaves the bounds of its space ({space}).")
 
@@ -159,12 +158,8 @@ def _check_flags(reward: Any, terminated: Any, truncated: Any, problems: list[st
     for name, flag in (("terminated", terminated), ("truncated", truncated)):
         if not isinstance(flag, bool | np.bool_):
             _add_problem(problems, f"step() gives {name} as a {type(flag).__name__}; it must be a bool.")
-    try:
-        finite = math.isfinite(float(reward))
-    except (TypeError, ValueError):
-        finite = False
-    if not finite:
-        _add_problem(problems, f"step() gives the reward {reward!r}; it must be a finite number.")
+    if problem := reward_problem(reward):
+        _add_problem(problems, problem)
 
 
 def _check_lengths(lengths: list[int], num_steps: int, problems: list[str]) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 from isqn.keys import device_key
 from isqn.lazy import jax, jnp
 from isqn.types import Array, EnvSpec, UserError
+from isqn.usercode import UserCodeError, describe_error, find_user_line
 
 State = Any
 Reset = Callable[[Array], tuple[State, Array]]
@@ -71,10 +72,10 @@ def require_consistent(native: NativeEnvironment, env_id: str) -> None:
         new_state, new_obs, *rest = jax.eval_shape(native.step, state, action, key)
         reward, terminated, truncated = rest
     except Exception as error:
-        why = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-        raise UserError(
+        line = find_user_line(error)
+        raise UserCodeError(
             f"{env_id}: reset(key) must return (state, obs), and step(state, action, key) (state, obs, reward, "
-            f"terminated, truncated), as JAX functions; {why}"
+            f"terminated, truncated), as JAX functions; {f'{line}: ' if line else ''}{describe_error(error)}"
         ) from error
     expected = jax.ShapeDtypeStruct(spec.frame_shape, spec.frame_dtype)
     number, flag = (jax.ShapeDtypeStruct((), dtype) for dtype in ("float32", "bool"))

@@ -9,10 +9,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from isqn.config.fields import nearest
 from isqn.networks.layers import sparse_uniform
 from isqn.networks.torsos import TorsoPolicy
 from isqn.torsos import TORSOS, Torso, TorsoSettings, choose_torso
 from isqn.types import Array, EnvSpec, Params, UserError
+from isqn.usercode import named
 
 
 class Network(NamedTuple):
@@ -52,7 +54,8 @@ def torso_name(requested: str, spec: EnvSpec, settings: TorsoSettings, *, projec
     if requested == "auto":
         return choose_torso(spec, settings)
     if requested not in TORSOS:
-        raise UserError(f"--torso {requested!r} is not known; choose one of auto, {', '.join(TORSOS)}.")
+        suitable = ["auto", *(name for name, torso in TORSOS.items() if projects or not torso.project)]
+        raise UserError(f"--torso {requested!r} is not known; {nearest(requested, suitable)}")
     torso = TORSOS[requested]
     if torso.project and not projects:
         raise UserError(
@@ -90,7 +93,8 @@ def make_policy(spec: EnvSpec, torso: str, settings: Mapping[str, Any]) -> Polic
     def apply(params: Params, statistics: Params, obs: Array, train: bool = False) -> Any:
         return _apply_module(module, params, statistics, obs, train and torso_settings.batch_norm)
 
-    return Policy(init, apply, entry.project or _unchanged)
+    component = f"The policy of the torso {torso!r}"
+    return Policy(named(component, init), named(component, apply), entry.project or _unchanged)
 
 
 def _apply_module(module: Any, params: Params, statistics: Params, obs: Array, train: bool) -> tuple[Any, Params]:
@@ -135,13 +139,18 @@ def make_network(
     """Build a torso with linear heads on top of it; `projects` as in `torso_name`."""
     torso_settings = make_torso_settings(settings)
     entry = _find_torso(torso, spec, torso_settings, projects=projects)
-    module = entry.make(torso_settings)
+    module, component = entry.make(torso_settings), f"The torso {torso!r}"
 
     def init(key: Array) -> tuple[Params, Params]:
         torso_key, head_key = jax.random.split(key)
         obs = jnp.zeros((1, *spec.obs_shape), spec.frame_dtype)
         variables = module.init(torso_key, obs, False)
-        features = jax.eval_shape(lambda v: module.apply(v, obs, False), variables).shape[-1]
+        output = jax.eval_shape(lambda v: module.apply(v, obs, False), variables)
+        shape: tuple[int, ...] = getattr(output, "shape", ())
+        if shape[:-1] != (1,):
+            found = f"an array of shape {('B', *shape[1:])}" if shape else type(output).__name__
+            raise UserError(f"{component} returns {found}; it must return a batch of feature vectors, ('B', features).")
+        features = shape[-1]
         # One matrix for all heads: the initial range depends on the number of outputs of all heads, as in the authors'
         # single last layer, so that it shrinks as K grows.
         outputs = num_heads * spec.num_actions
@@ -171,7 +180,8 @@ def make_network(
         features, collected = module.apply(variables, obs, False, mutable=["intermediates"])
         return jax.tree.leaves(_in_call_order(collected.get("intermediates", {}))), features
 
-    return Network(init, apply, features, values, activations, entry.project or _unchanged)
+    project = entry.project or _unchanged
+    return Network(named(component, init), named(component, apply), features, values, activations, project)
 
 
 def _unchanged(params: Params) -> Params:

@@ -39,6 +39,7 @@ def build(collected: CollectedRuns, options: Options, *, watching: bool = False)
     missing = "truncate" if watching else options.missing
     planned = (collected.tasks, collected.methods, collected.seeds)
     try:
+        _require_grid(collected)
         results = gather(collected.runs, *planned, missing=missing, pool_protocols=options.pool_protocols)
         notes += results.notes
         comparison = compare(collected, results)
@@ -84,6 +85,16 @@ def build(collected: CollectedRuns, options: Options, *, watching: bool = False)
         findings=tables.findings(collected, comparison) if comparison else (),
     )
     return report, comparison
+
+
+def _require_grid(collected: CollectedRuns) -> None:
+    """Refuse to compare runs that no study asked for if not every method was trained on every task."""
+    methods = {task: [cell.method for cell in collected.cells if cell.task == task] for task in collected.tasks}
+    if not collected.study and any(set(names) != set(collected.methods) for names in methods.values()):
+        listed = "; ".join(f"{task}: {', '.join(names)}" for task, names in methods.items())
+        raise IncomparableError(
+            f"The methods are shown task by task and not compared, because not all have runs on all tasks ({listed})."
+        )
 
 
 def _add_remark(items: Iterable[Item], remark: str) -> list[Item]:

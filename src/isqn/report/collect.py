@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -188,7 +189,7 @@ def _read_runs_below(folder: Path) -> tuple[tuple[Cell, ...], tuple[Run, ...]]:
         raise UserError(f"There is no run in {folder}; `isqn train` and `isqn study` make some.")
     configs = {run_dir: read_config(run_dir) for run_dir in run_dirs}
     configs = {run_dir: config.replace(env_id=canonical_id(config.env_id)) for run_dir, config in configs.items()}
-    _require_common_task(folder, list(configs.values()))
+    _require_common_unit(folder, list(configs.values()))
     varied = _varied_settings(list(configs.values()))
     cells: dict[tuple[str, str], Cell] = {}
     runs: dict[Key, tuple[Path, Run]] = {}
@@ -196,31 +197,30 @@ def _read_runs_below(folder: Path) -> tuple[tuple[Cell, ...], tuple[Run, ...]]:
         name = method_name(config, varied)
         one = read_run(run_dir, config, config.env_id, name)
         if one.key in runs:
-            raise UserError(
-                f"{runs[one.key][0]} and {run_dir} are the same run twice; report only one of their folders."
-            )
+            raise UserError(_describe_duplicate(folder, runs[one.key][0], run_dir, one))
         runs[one.key] = run_dir, one
         cells.setdefault((one.task, name), Cell(one.task, name, config, in_panel=name))
     ordered = sorted(cells.values(), key=lambda cell: (cell.task, _paper_order(cell.config)))
     return tuple(ordered), tuple(one for _, one in runs.values())
 
 
-def _require_common_task(folder: Path, configs: list[Any]) -> None:
-    """Refuse runs without a common task, and offline runs beside online ones.
+def _describe_duplicate(folder: Path, first: Path, second: Path, one: Run) -> str:
+    common = Path(os.path.commonpath([first, second]))
+    apart = [common / path.relative_to(common).parts[0] for path in (first, second) if path != common]
+    commands = " or ".join(f"`isqn report {path}`" for path in apart)
+    return (
+        f"{first} and {second} are the same run twice: {one.method} on {one.task}, seed {one.config.seed}. Report one "
+        f"of them by {commands}, or move the other out of {folder}."
+    )
 
-    Methods are compared on the same tasks. Agents with different kinds of actions have none in common.
-    """
+
+def _require_common_unit(folder: Path, configs: list[Any]) -> None:
+    """Refuse offline runs beside online ones."""
     if len({config.is_offline for config in configs}) > 1:
         raise UserError(
             f"Some runs in {folder} learn from datasets and some by playing, which have neither steps nor returns in "
             "common; report their folders one by one."
         )
-    tasks: dict[str, set[str]] = {}
-    for config in configs:
-        tasks.setdefault(config.agent, set()).add(config.env_id)
-    if len(tasks) > 1 and not set.intersection(*tasks.values()):
-        played = "; ".join(f"{agent} on {', '.join(sorted(own))}" for agent, own in tasks.items())
-        raise UserError(f"The runs in {folder} have no task in common ({played}); report their folders one by one.")
 
 
 def _varied_settings(configs: list[Any]) -> list[str]:

@@ -23,7 +23,7 @@ from isqn.report.collect import CollectedRuns
 from isqn.report.compare import Comparison, interval, mean_return
 from isqn.study.grid import Cell
 from isqn.train import run
-from isqn.train.progress import duration
+from isqn.train.progress import duration, format_count
 from isqn.types import EnvSpec, UserError
 
 # -- results -----------------------------------------------------------------------------------------------------
@@ -45,9 +45,12 @@ def headline(collected: CollectedRuns, comparison: Comparison) -> Table:
             )
         )
     columns = ("method", "normalised AUC", f"P(beats {collected.baseline})", "IQM", "median", "mean", "optimality gap")
+    schemes = {cell.config.target_scheme.prefix: cell.config.scheme for cell in collected.methods.values()}
+    legend = ", ".join(f"{prefix} is {name}" for prefix, name in schemes.items())
     caption = (
-        f"Normalised AUC: area under the learning curve, divided by that of {collected.baseline}. {comparison.caption} "
-        "IQM, median, mean and optimality gap are those of the mean score over training. Parameters kept include "
+        f"{legend}. Normalised AUC: area under the learning curve, divided by that of {collected.baseline}; P(beats): "
+        f"probability that a run has a larger one. {comparison.caption} IQM (interquartile mean), median, mean and "
+        "optimality gap (distance below 1) are those of the mean score over training. Parameters kept include "
         f"target copies and are counted on {collected.tasks[0]}."
     )
     return Table("Result", (*columns, "parameters kept"), tuple(rows), caption)
@@ -59,11 +62,14 @@ def findings(collected: CollectedRuns, comparison: Comparison) -> tuple[str, ...
     return tuple(
         sentence
         for method, cell in collected.methods.items()
-        if (sentence := _finding(cell, baselines[cell.panel], comparison.aucs[method]))
+        if (sentence := _finding(cell, baselines[cell.panel], comparison.aucs[method], len(comparison.results.seeds)))
     )
 
 
-def _finding(cell: Cell, baseline: Cell, auc: stats.Interval) -> str:
+SEEDS_FOR_A_VERDICT = 3  # the interval of two seeds is as wide as their difference, whatever the methods are
+
+
+def _finding(cell: Cell, baseline: Cell, auc: stats.Interval, seeds: int) -> str:
     if cell.method == baseline.method:
         return ""
     point, low, high = (float(value) for value in auc)
@@ -72,7 +78,9 @@ def _finding(cell: Cell, baseline: Cell, auc: stats.Interval) -> str:
     parameters = f", with {share:.2f} of its parameters" if math.isfinite(share) else ""
     interval = f" [{low:.2f}, {high:.2f}]" if math.isfinite(low) else ""
     verdict = "no difference can be seen"
-    if math.isfinite(low) and not low <= 1 <= high:
+    if seeds < SEEDS_FOR_A_VERDICT:
+        verdict = f"{format_count(seeds, 'seed')} {'is' if seeds == 1 else 'are'} too few to tell"
+    elif not low <= 1 <= high:
         verdict = "better" if low > 1 else "worse"
     return f"{cell.method} has {point:.2f}{interval} of the AUC of {baseline.method}{parameters}: {verdict}."
 

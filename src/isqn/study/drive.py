@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from isqn.agents.registry import config_from_mapping
 from isqn.analysis import cost
-from isqn.config.fields import INPUT_PATH, MAY_CHANGE, field_names, field_types, find_rules
+from isqn.config.fields import INPUT_PATH, MAY_CHANGE, field_names, field_types, find_rules, name_settings
 from isqn.config.toml import to_toml
 from isqn.data.convert import convert
 from isqn.data.dataset import INDEX, read_index, spec_from_index
@@ -134,10 +134,18 @@ def last_line(log: Path) -> str:
 def _require_environments(study: Study) -> None:
     """Refuse an environment that cannot be made, before a folder is made."""
     for task, cell in {cell.task: cell for cell in study.cells}.items():
-        try:
+        with _name_errors(f"study {study.name}, {task}"), name_settings():
             run.specification(without_dataset(cell.config))
-        except UserError as error:
-            raise UserError(f"study {study.name}, {task}: {error}") from None
+
+
+@contextmanager
+def _name_errors(where: str) -> Iterator[None]:
+    """Let errors begin with the part of the study that they are about."""
+    try:
+        yield
+    except UserError as error:
+        error.args = (f"{where}: {error}",)
+        raise
 
 
 def _require_matching_runs(study: Study, out: Path) -> None:
@@ -290,7 +298,9 @@ def estimate(study: Study, out: Path, workers: int, seeds_per_job: int) -> tuple
                 say(f"measuring {cell.method} on {cell.task}")
                 start = time.perf_counter()
                 # measuring takes as long as the start of a worker: a second or two, and compiling
-                measured[key] = run.seconds_per_step(without_dataset(job.config)), time.perf_counter() - start
+                with _name_errors(f"study {study.name}, {cell.method} on {cell.task}"):
+                    step_seconds = run.seconds_per_step(without_dataset(job.config))
+                measured[key] = step_seconds, time.perf_counter() - start
             step_seconds, start_seconds = measured[key]
             seconds.append(start_seconds + step_seconds * (cell.config.length - steps_done(job.folders[0])))
         rows[cell.task, cell.method] = Planned(

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from isqn.agents.registry import config_class, config_from_mapping
-from isqn.config.fields import nearest
+from isqn.config.fields import name_settings, nearest
 from isqn.config.run import Run
 from isqn.config.toml import load_toml, toml_value
 from isqn.imports import import_all, module_of
@@ -68,6 +68,7 @@ class Study:
     imports: tuple[str, ...] = ()
     """Python files or modules to import first, which register losses, schemes, torsos or environments."""
 
+    @name_settings()
     def __post_init__(self) -> None:
         check_tables(self)
         check_grid(self)
@@ -205,7 +206,8 @@ def read_study(path: Path, *, import_code: bool = True) -> Study:
     try:
         return _study_from_values({"name": path.stem} | values, path.resolve().parent, import_code)
     except UserError as error:
-        raise UserError(f"{path}: {error}") from None
+        error.args = (f"{path}: {error}",)
+        raise
 
 
 def _study_from_values(values: dict[str, Any], folder: Path, import_code: bool) -> Study:
@@ -252,4 +254,5 @@ def _import_code(names: Iterable[str], field_name: str) -> None:
     try:
         import_all(names)
     except UserError as error:
-        raise UserError(f"{field_name}: {str(error).removeprefix('--import: ')}") from error
+        error.args = (f"{field_name}: {str(error).removeprefix('--import: ')}",)
+        raise

@@ -1,4 +1,4 @@
-"""Progress of a study: a table that is redrawn on a terminal, or a line every few minutes in a pipe."""
+"""Progress of a study: a table that is redrawn on a terminal, or a line every half minute in a pipe."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from isqn.train import record
 from isqn.train.progress import duration, say
 
 REDRAW_SECONDS = 2.0  # between two tables on a terminal
-LINE_SECONDS = 300.0  # between two lines in a pipe
+LINE_SECONDS = 30.0  # between two lines in a pipe
 MAX_ROWS = 20
 
 

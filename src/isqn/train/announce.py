@@ -60,6 +60,10 @@ def remarks(config: Any) -> Iterator[str]:
             f"a batch repeats transitions: it has {config.batch_size:,} ({flag('batch_size')}), and the replay buffer "
             f"never holds more than {rows:,}"
         )
+    if config.learning_rate == 0:
+        yield f"nothing is learned: the learning rate is 0 ({flag('learning_rate')})"
+    if "head_weights" in settings and not any(config.pair_weights):
+        yield f"nothing is learned: the weight of every pair is 0 ({flag('head_weights')})"
     decay = config.learning_rate_decay_steps if "learning_rate_decay_steps" in settings else 0
     if decay and decay != total:
         part = f"is at its end after {decay:,} of {total:,} steps" if decay < total else f"decays over {decay:,} steps"

@@ -280,7 +280,8 @@ class TimeLeft:
         if not self._is_said and (until - step) in self._compiled_lengths:
             self._is_said = True
             left = (self._total_steps - until) * seconds / (until - step)
-            self._progress.say(f"about {duration(left)} left on this machine")
+            if left >= 1:
+                self._progress.say(f"about {duration(left)} left on this machine")
         self._compiled_lengths.add(until - step)
 
 

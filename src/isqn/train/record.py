@@ -165,6 +165,8 @@ def create_run(run_dir: Path, config: Run, overwrite: bool = False) -> None:
 def read_config(run_dir: Path) -> Run:
     """Return the config of a run folder. Nothing that the folder names is imported."""
     if not (run_dir / "config.toml").is_file():
+        if run_dir.is_file():
+            raise UserError(f"{run_dir} is a file; give the folder of a run.")
         if not run_dir.exists():
             raise UserError(f"{run_dir} does not exist{nearest_path(run_dir) or '; give the folder of a run.'}")
         raise UserError(f"{run_dir} is not a run: there is no config.toml in it.")

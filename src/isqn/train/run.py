@@ -90,8 +90,8 @@ def start(config: Run, run_dir: Path | None = None, *, overwrite: bool = False, 
     if loop_of(config).IS_DISTRIBUTED:
         parallel.join()
     require_possible(config, specification(config), is_new=True)
-    for folder in folders:
-        record.require_free(folder, overwrite)
+    for index, folder in enumerate(folders):
+        _require_free(folder, config.with_seed_index(index), overwrite)
         for path in config.input_paths.values():
             if folder.resolve().is_relative_to(Path(path).resolve()):
                 raise UserError(
@@ -113,6 +113,29 @@ def start(config: Run, run_dir: Path | None = None, *, overwrite: bool = False, 
             record.write_summary(folder, {"status": "running", "trained_with": relative_paths(folders, folder)})
         train(config, folders, quiet=quiet)
     return folders
+
+
+def _require_free(folder: Path, config: Run, overwrite: bool) -> None:
+    """Refuse a folder that holds another run; the error says in which settings that run differs."""
+    try:
+        record.require_free(folder, overwrite)
+    except UserError as error:
+        raise UserError(f"{error}{_compare_settings(folder, config)}") from None
+
+
+def _compare_settings(folder: Path, config: Run) -> str:
+    """Return a sentence about the settings in which the run in a folder differs; "" if there is no run."""
+    try:
+        there, here = read_config(folder).resume_fields(), config.resume_fields()
+    except UserError:
+        return ""
+    different = [
+        f"{name} ({there.get(name)!r} there, {here.get(name)!r} here)"
+        for name in dict.fromkeys((*here, *there))
+        if here.get(name) != there.get(name)
+    ]
+    shown = ", ".join(different[:5]) + (f" and {len(different) - 5} more" if len(different) > 5 else "")
+    return f" It has other settings: {shown}." if different else " It has the same settings."
 
 
 def require_possible(config: Any, spec: EnvSpec, **where: bool) -> None:
@@ -142,6 +165,12 @@ def _folders_of_program(run_dir: Path) -> list[Path]:
     folders = [run_dir / name for name in names] if is_list else []
     if not folders or any(folder.resolve().parent != run_dir.resolve().parent for folder in folders):
         raise UserError(f"{run_dir / 'summary.json'} is damaged: trained_with is {names!r}; it must name its siblings.")
+    for folder in folders:
+        if not folder.is_dir():
+            raise UserError(
+                f"{run_dir} was trained together with {folder.resolve()}, which is missing; put it back. The seeds of "
+                "one program are resumed together."
+            )
     return folders
 
 

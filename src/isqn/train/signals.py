@@ -5,8 +5,10 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
+
+from isqn.train.progress import say
 
 
 @contextmanager
@@ -17,8 +19,11 @@ def stop_on_signals() -> Iterator[Callable[[], bool]]:
     def request(signum: int, _: Any) -> None:
         nonlocal is_requested
         if is_requested and signum == signal.SIGINT:
-            raise KeyboardInterrupt
-        is_requested = True
+            raise KeyboardInterrupt("stopped without saving since the last checkpoint")
+        if not is_requested:
+            is_requested = True
+            with suppress(RuntimeError):  # the signal came while another line was being written
+                say("stopping after this step; press Ctrl-C again to stop without saving")
 
     if threading.current_thread() is not threading.main_thread():
         yield lambda: False
