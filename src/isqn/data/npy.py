@@ -15,6 +15,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from isqn.data.files import check_claim
 from isqn.types import UserError
 
 Array = NDArray[Any]
@@ -34,7 +35,11 @@ class NpyStream:
         self.path, self._offset, self._label = path, 0, f"{path}: {name}" if name else f"{path}"
         with self._report_damage():
             self._file: BinaryIO = opener() if opener else gzip.open(path, "rb")  # type: ignore[assignment]  # noqa: SIM115
-            shape, dtype = self._read_header()
+            try:
+                shape, dtype = self._read_header()
+            except BaseException:
+                self._file.close()
+                raise
         self.shape, self.dtype = shape, dtype
         self.row_bytes = prod(shape[1:]) * dtype.itemsize
 
@@ -99,6 +104,7 @@ def read_column(path: Path) -> Array:
     stream = NpyStream(path)
     if len(stream.shape) != 1 or stream.dtype.kind not in "biuf":
         raise UserError(f"{path} holds {stream.dtype} of shape {stream.shape}; it must be one column of numbers.")
+    check_claim(path, "its column", stream.shape[0] * stream.row_bytes, path.stat().st_size)
     parts = [*stream.rows(2**16)]
     stream.close()
     return np.concatenate(parts) if parts else np.empty(0, stream.dtype)
