@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import asdict, dataclass
+from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -94,6 +95,26 @@ class EnvSpec:
         """Return the specification with the fields of `to_json`."""
         values: Any = {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
         return cls(**values)
+
+    def check_types(self) -> None:
+        """Raise `ValueError` or `TypeError` if a field cannot be that of an environment, as in a damaged file."""
+        sides = (self.num_actions, self.frame_stack, self.frames_per_step, *self.frame_shape)
+        if not all(type(side) is int and 0 < side < 2**31 for side in sides) or not self.frame_shape:
+            raise ValueError(f"the sizes {sides} are not those of an environment")
+        starts = (self.first_action, 0 if self.first_state is None else self.first_state)
+        if not all(type(start) is int and abs(start) < 2**31 for start in starts):
+            raise ValueError(f"the starts {starts} are not those of an environment")
+        if not all(isinstance(text, str) for text in (self.id, self.protocol, self.frame_dtype, self.action_type)):
+            raise TypeError("names and types are texts")
+        if np.dtype(self.frame_dtype).kind not in "biuf" or np.dtype(self.action_type).kind != "f":
+            raise TypeError(f"frames are {self.frame_dtype} and actions {self.action_type}")
+        bounds = (self.action_low, self.action_high)
+        if not all(len(bound) == len(self.action_low) and np.isfinite(bound).all() for bound in bounds):
+            raise ValueError("the bounds of actions are not finite")
+        if self.is_continuous and (
+            len(self.action_low) != self.num_actions or prod(self.action_box) != self.num_actions
+        ):
+            raise ValueError("the bounds of actions have another shape than actions")
 
     @property
     def obs_shape(self) -> tuple[int, ...]:

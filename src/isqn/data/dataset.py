@@ -20,7 +20,7 @@ import numpy as np
 import safetensors.numpy
 from numpy.typing import NDArray
 
-from isqn.data.files import DamagedFile, Description, read_file, replace_text, sync, write_file
+from isqn.data.files import DamagedFile, Description, path_in, read_file, replace_text, sync, write_file
 from isqn.data.frames import BLOCK_ROWS, Layout, RawFrames, StoredFrames, make_frames, map_arrays
 from isqn.data.sample import COLUMNS, CONTEXT, ENDED, INSIDE, TERMINATED, TRUNCATED, Rows, action_dtype
 from isqn.types import EnvSpec, Transition, UserError
@@ -208,8 +208,15 @@ class Dataset:
         spec = spec_from_index(index)
         if not index["files"]:
             raise UserError(f"{folder} holds no rows yet.")
-        paths = [folder / file["name"] for file in index["files"]]
+        try:
+            paths = [path_in(folder, file["name"]) for file in index["files"]]
+        except DamagedFile as error:
+            raise UserError(f"{error} Make the dataset again.") from None
         shards = [_open_shard(path, file) for path, file in zip(paths, index["files"], strict=True)]
+        for path, file, shard in zip(paths, index["files"], shards, strict=True):
+            expected = index["shard_rows"] if path != paths[-1] else file["rows"]
+            if problem := _find_problem(shard, spec, expected, index["shard_rows"]):
+                raise UserError(f"{path} is damaged: {problem}. Make the dataset again.")
         actions, rewards, ends = (np.concatenate([shard[name] for shard in shards]) for name in COLUMNS)
         if not ends[-1] & ENDED:
             ends[-1] = TRUNCATED  # what came after this row is not known
@@ -334,9 +341,42 @@ def read_index(folder: Path) -> Description:
             raise ValueError
         if index["format"] != FORMAT:
             raise UserError(f"{path} has format {index['format']}; this version reads format {FORMAT}.")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        _check_index(index)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         raise UserError(f"{path} is damaged: it is not what was written; make the dataset again.") from None
     return index
+
+
+INDEX_TYPES = {
+    "policy": str,
+    "source": str,
+    "subset": str,
+    "seed": int,
+    "num_checkpoints": int,
+    "rows": int,
+    "shard_rows": int,
+    "files": list,
+    "spec": dict,
+}
+
+
+def _check_index(index: Description) -> None:
+    """Check the types of an index: its checksum can be right although it was not written by this package."""
+    for name, kind in INDEX_TYPES.items():
+        if type(index[name]) is not kind:
+            raise ValueError
+    if not (
+        isinstance(index["fraction"], int | float) and 0 < index["fraction"] <= 1 and 0 < index["shard_rows"] < 2**31
+    ):
+        raise ValueError
+    for file in index["files"]:
+        if not all(type(file[name]) is int and file[name] >= 0 for name in ("bytes", "rows", "columns_crc32")):
+            raise ValueError
+        if not all(type(file[name]) is str for name in ("name", "sha256")):
+            raise ValueError
+    if index["rows"] != sum(file["rows"] for file in index["files"]):
+        raise ValueError
+    EnvSpec.from_json(index["spec"]).check_types()
 
 
 def in_memory_bytes(spec: EnvSpec, rows: int) -> int:
@@ -372,6 +412,41 @@ def _open_shard(path: Path, file: Description) -> dict[str, Array]:
         return arrays
     except (DamagedFile, KeyError) as error:
         raise UserError(f"{error} Copy or make the dataset again.") from None
+
+
+def _find_problem(arrays: dict[str, Array], spec: EnvSpec, rows: int, shard_rows: int) -> str | None:
+    """Return what is wrong with the arrays of a shard, if anything."""
+    is_compressed = spec.is_image
+    needed = {*COLUMNS, "frames", *(("block_ends", "open_frames") if is_compressed else ())}
+    if set(arrays) != needed:
+        return f"its arrays are {', '.join(sorted(arrays))}, not {', '.join(sorted(needed))}"
+    words = Layout.of(spec, 1).words
+    word, open_rows = Layout.of(spec, 1).word, rows % BLOCK_ROWS
+    shapes: dict[str, tuple[Any, tuple[int, ...]]] = {
+        "actions": (action_dtype(spec), (rows, *spec.action_shape)),
+        "rewards": (np.dtype(np.float32), (rows,)),
+        "ends": (np.dtype(np.uint8), (rows,)),
+    }
+    if is_compressed:
+        shapes["block_ends"] = (np.dtype(np.uint32), (rows // BLOCK_ROWS,))
+        shapes["open_frames"] = (word, (open_rows, words))
+        shapes["frames"] = (np.dtype(np.uint8), (len(arrays["frames"]),))
+    else:
+        shapes["frames"] = (word, (rows, words))
+    for name, (dtype, shape) in shapes.items():
+        if arrays[name].dtype != dtype or arrays[name].shape != shape:
+            return f"{name} is {arrays[name].dtype} {arrays[name].shape}, not {dtype} {shape}"
+    if rows > shard_rows or (is_compressed and shard_rows % BLOCK_ROWS):
+        return f"it has {rows:,} rows of {shard_rows:,}"
+    if not np.isin(arrays["ends"], (INSIDE, TRUNCATED, TERMINATED, CONTEXT)).all():
+        return "ends has values other than 0, 1, 2 and 4"
+    if not spec.is_continuous and rows and int(arrays["actions"].max()) >= spec.num_actions:
+        return f"actions reach {arrays['actions'].max()}, and {spec.id} has {spec.num_actions}"
+    if is_compressed:
+        edges = np.concatenate([[0], arrays["block_ends"].astype(np.int64)])
+        if (np.diff(edges) < 0).any() or edges[-1] > len(arrays["frames"]):
+            return "block_ends do not lie in frames"
+    return None
 
 
 def _columns_crc(arrays: dict[str, Array]) -> int:

@@ -37,11 +37,23 @@ def write_file(folder: Path, stem: str, content: bytes) -> Description:
     return {"name": path.name, "bytes": len(content), "sha256": checksum}
 
 
+def path_in(folder: Path, name: Any) -> Path:
+    """Return the path of a file that a description names; one outside of the folder raises `DamagedFile`."""
+    if not isinstance(name, str) or name in ("", ".", "..") or "\0" in name or Path(name).name != name:
+        raise DamagedFile(f"{folder} describes a file named {name!r}, which is not a name in this folder.")
+    path = folder / name
+    if path.is_symlink() and path.resolve().parent != folder.resolve():
+        raise DamagedFile(f"{path} is a link to {path.resolve()}, which lies outside of this folder.")
+    return path
+
+
 def read_file(folder: Path, file: Description) -> bytes:
     """Read a file and verify its size and checksum; raises `DamagedFile`."""
-    path = folder / file["name"]
-    if not path.exists():
+    path = path_in(folder, file["name"])
+    if not path.is_file():
         raise DamagedFile(f"{path} is missing.")
+    if path.stat().st_size != file["bytes"]:  # before it is read
+        raise DamagedFile(f"{path} is not what was written: its checksum differs.")
     content = path.read_bytes()
     if len(content) != file["bytes"] or sha256(content).hexdigest() != file["sha256"]:
         raise DamagedFile(f"{path} is not what was written: its checksum differs.")

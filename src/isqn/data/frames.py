@@ -271,7 +271,10 @@ class StoredFrames:
             return
         size = BLOCK_ROWS * out.shape[1] * out.dtype.itemsize
         try:
-            raw = self._decompressor.decompress(segment["frames"][start:end].data, max_output_size=size)
+            content = segment["frames"][start:end].data
+            if (claimed := zstandard.frame_content_size(content)) not in (-1, size):  # it would be allocated at once
+                raise ValueError(f"it claims {claimed:,} bytes, not {size:,}")
+            raw = self._decompressor.decompress(content, max_output_size=size)
             _decode_differences(raw, skip, out)
         except (zstandard.ZstdError, ValueError) as error:
             where = f"block {index}, at byte {start:,} of its frames"
@@ -294,7 +297,7 @@ def map_arrays(path: Path) -> dict[str, Array]:
             start, end = (8 + length + offset for offset in entry["data_offsets"])
             arrays[name] = data[start:end].view(_DTYPES[entry["dtype"]]).reshape(entry["shape"])
         return arrays
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise DamagedFile(f"{path} cannot be read: {error}.") from error
 
 

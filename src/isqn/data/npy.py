@@ -15,6 +15,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from isqn.data.files import check_claim
 from isqn.types import UserError
 
 Array = NDArray[Any]
@@ -37,7 +38,7 @@ class NpyStream:
             try:
                 shape, dtype = self._read_header()
             except BaseException:
-                self.close()
+                self._file.close()
                 raise
         self.shape, self.dtype = shape, dtype
         self.row_bytes = prod(shape[1:]) * dtype.itemsize
@@ -103,6 +104,7 @@ def read_column(path: Path) -> Array:
     stream = NpyStream(path)
     if len(stream.shape) != 1 or stream.dtype.kind not in "biuf":
         raise UserError(f"{path} holds {stream.dtype} of shape {stream.shape}; it must be one column of numbers.")
+    check_claim(path, "its column", stream.shape[0] * stream.row_bytes, path.stat().st_size)
     parts = [*stream.rows(2**16)]
     stream.close()
     return np.concatenate(parts) if parts else np.empty(0, stream.dtype)

@@ -198,8 +198,12 @@ def _read_count(path: Path) -> int:
     """Read a number of rows: an npy array without axes."""
     try:
         with gzip.open(path, "rb") as file:
-            count = np.load(io.BytesIO(file.read(4_096)))  # np.load refuses pickles by default
-        if count.shape or count.dtype.kind not in "iu" or count < 0:
+            content = io.BytesIO(file.read(4_096))
+        if np.lib.format.read_magic(content) != (1, 0) or np.lib.format.read_array_header_1_0(content)[0]:
+            raise ValueError("it does not hold a number of rows")  # an array of any size could be claimed
+        content.seek(0)
+        count = np.load(content)  # np.load refuses pickles by default
+        if count.dtype.kind not in "iu" or count < 0:
             raise ValueError(f"it holds {count.tolist()}, not a number of rows")
         return int(count)
     except Exception as error:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from isqn.data.files import check_claim
 from isqn.types import UserError
 
 Value = list[bytes] | NDArray[Any]
@@ -36,6 +37,7 @@ def read_examples(path: Path, *, is_gzipped: bool = True) -> Iterator[Example]:
                     raise ValueError("the length of a record does not match its checksum")
                 if length > MAX_RECORD_BYTES:
                     raise ValueError(f"a record claims {length:,} bytes, more than the maximum of {MAX_RECORD_BYTES:,}")
+                check_claim(path, f"the record at byte {offset:,}", length, path.stat().st_size)
                 payload = _read(file, length)
                 if struct.unpack("<I", _read(file, 4))[0] != masked_crc(payload):
                     raise ValueError("a record does not match its checksum")
