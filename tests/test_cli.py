@@ -27,6 +27,7 @@ from helpers import assert_same, final
 from isqn.agents.dqn import DqnConfig
 from isqn.agents.registry import agent_names, read_config_file
 from isqn.cli import COMMANDS, main
+from isqn.cli.probe import MEANINGS
 from isqn.config.fields import flag
 from isqn.losses import LOSSES
 from isqn.presets import all_presets
@@ -797,7 +798,10 @@ def test_probe_prints_every_metric_by_name(trained, answer, capsys):
     some = answer(*words, "--metric", "dormant", "effective-rank")
     assert list(some) == ["label", "step", "dormant_share", "effective_rank"]
     assert main([*words, "--metric", "dormant"]) == 0
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["label", "step", "dormant_share"]
+    *_, (name, value, *meaning) = (line.split() for line in capsys.readouterr().out.splitlines())
+    assert (name, float(value)) == ("dormant_share", pytest.approx(found["dormant_share"], rel=1e-4))
+    assert " ".join(meaning) == "share of dormant units, in [0, 1]"
+    assert set(found) - {"label"} <= set(MEANINGS)
 
 
 # -- list, cost, doctor ----------------------------------------------------------------------------------------------
@@ -944,7 +948,7 @@ def own_module(tmp_path, monkeypatch):
         ),
         (
             "Continuous",
-            "The actions of odd_envs:Continuous-v0 are continuous; use `isqn train sac`.",
+            "The actions of odd_envs:Continuous-v0 are continuous; use the agent sac.",
         ),
     ],
 )

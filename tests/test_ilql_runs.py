@@ -350,7 +350,7 @@ def test_wrong_options_are_refused_in_one_line(words, message, trained, capsys):
 
 def test_a_model_cannot_be_a_language_agent():
     with pytest.raises(UserError, match=r"isqn\.Model is not for iS-ILQL K=1, which writes words"):
-        isqn.Model("ilql")
+        isqn.Model("ilql", env="isqn/Wordle-v0")
 
 
 @pytest.mark.parametrize(

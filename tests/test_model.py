@@ -75,7 +75,7 @@ def test_unknown_names_and_invalid_settings_are_refused():
     with pytest.raises(UserError, match="algorithm 'ppo' is not known; choose one of dqn, stream-q, sac"):
         isqn.Model("ppo")
     with pytest.raises(UserError, match=r"The preset 'toi' is not known; did you mean toy\?"):
-        isqn.Model(preset="toi")
+        isqn.Model(env="isqn/Chain-v0", preset="toi")
     with pytest.raises(UserError, match=r"'isqn/Chian-v0' is not a known environment; did you mean isqn/Chain-v0\?"):
         isqn.Model(env="isqn/Chian-v0")
     with pytest.raises(UserError, match=r"isqn\.Model: batch_size is 0; it must be at least 1"):
@@ -411,3 +411,14 @@ def test_an_environment_of_other_shapes_is_refused(tmp_path):
 def test_an_observation_that_is_not_finite_numbers_is_refused(obs):
     with pytest.raises(UserError, match="The observation must contain only finite numbers, but is"):
         isqn.Model("dqn", env="CartPole-v1").predict(obs)
+
+
+def test_what_is_not_an_environment_or_a_model_is_refused_in_a_sentence(tmp_path):
+    with pytest.raises(UserError, match=r"isqn\.Model needs an environment: an id such as env='CartPole-v1', or a gym"):
+        isqn.Model("dqn")
+    for wrong in ("cartpole", None):
+        with pytest.raises(UserError, match=rf"model is {wrong!r}; it must be an isqn\.Model"):
+            isqn.evaluate(wrong)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"file/m cannot be written \(Not a directory\); choose another path\."):
+        isqn.Model("dqn", env="isqn/Chain-v0", hidden_sizes=()).save(tmp_path / "file" / "m")

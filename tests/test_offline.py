@@ -407,7 +407,7 @@ def test_fit_of_a_model(data, tmp_path):
     model.save(tmp_path / "model")
     assert isqn.Model.load(tmp_path / "model").predict(first) == model.predict(first)
     with pytest.raises(UserError, match=r"A model of 'dqn' has no fit; call learn\(total_timesteps\)"):
-        isqn.Model("dqn").fit(data)
+        isqn.Model("dqn", env="isqn/Chain-v0").fit(data)
 
 
 @pytest.mark.parametrize(

@@ -179,8 +179,8 @@ def test_probes_during_training(tmp_path):
 @pytest.mark.parametrize(
     ("argv", "sentence"),
     [
-        ("train sac --env-id CartPole-v1", "The actions of CartPole-v1 are a finite set; use `isqn train dqn` or"),
-        ("train dqn --env-id Pendulum-v1", "The actions of Pendulum-v1 are continuous; use `isqn train sac`."),
+        ("train sac --env-id CartPole-v1", "The actions of CartPole-v1 are a finite set; use the agent dqn or"),
+        ("train dqn --env-id Pendulum-v1", "The actions of Pendulum-v1 are continuous; use the agent sac."),
         ("train sac --acting-rule last", "--acting-rule is 'last'; choose one of sample, mean."),
         ("train dqn --acting-rule sample", "--acting-rule is 'sample'; choose one of uniform, episode, mean, last."),
         (
@@ -227,7 +227,7 @@ def test_bad_input_is_answered_in_a_sentence(argv, sentence, tmp_path, monkeypat
 
 def test_the_facade_learns_predicts_saves_and_loads(tmp_path):
     """Actions are in the units of the environment: up to 2 for a pendulum."""
-    model = isqn.Model("sac", hidden_sizes=(8,), batch_size=16, learning_starts=100, seed=1)
+    model = isqn.Model("sac", env="Pendulum-v1", hidden_sizes=(8,), batch_size=16, learning_starts=100, seed=1)
     assert model.spec.id == "Pendulum-v1"
     model.learn(400)
     env = gym.make("Pendulum-v1")
@@ -247,7 +247,7 @@ def test_the_facade_learns_predicts_saves_and_loads(tmp_path):
 
 
 def test_a_model_refuses_an_environment_with_other_action_bounds(tmp_path):
-    isqn.Model("sac", hidden_sizes=(8,)).save(tmp_path / "model")
+    isqn.Model("sac", env="Pendulum-v1", hidden_sizes=(8,)).save(tmp_path / "model")
     env = gym.make("Pendulum-v1")
     env.unwrapped.action_space = gym.spaces.Box(-9, 9, (1,), np.float32)
     with pytest.raises(UserError, match=r"with actions from \(-2.0,\) to \(2.0,\); those of Pendulum-v1 are from \(-9"):
@@ -256,7 +256,7 @@ def test_a_model_refuses_an_environment_with_other_action_bounds(tmp_path):
 
 def test_evaluations_count_moments_for_streaming_agents_only():
     """The moments of an agent with a replay stay as they are; those of a streaming agent move on."""
-    model = isqn.Model("sac", hidden_sizes=(8,))
+    model = isqn.Model("sac", env="Pendulum-v1", hidden_sizes=(8,))
 
     def observe(*_):
         raise AssertionError("counted")

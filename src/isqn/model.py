@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from isqn.agents.base import Agent, AgentState, identity_observe
-from isqn.agents.registry import agent_names, config_from_mapping, find_agent, make_config
+from isqn.agents.registry import agent_names, config_from_mapping, find_agent
 from isqn.config.fields import (
     field_names,
     name_as_given,
@@ -43,8 +43,8 @@ from isqn.types import Array, EnvSpec, UserError
 class Model:
     """An agent with its config and its environment.
 
-    `env` is an environment id or a `gymnasium.Env`; `scheme` comes from `isqn.schemes`. All other settings of the agent
-    can be given by name or alias. They change a preset, by default the one for the environment.
+    `env`, an environment id or a `gymnasium.Env`, must be given; `scheme` comes from `isqn.schemes`. All other settings
+    of the agent can be given by name or alias. They change a preset, by default the one for the environment.
     """
 
     @name_settings()
@@ -62,7 +62,9 @@ class Model:
         if algorithm not in agent_names():
             raise UserError(f"algorithm {algorithm!r} is not known; {nearest(str(algorithm), agent_names())}")
         if env is None:
-            env = fields.pop("env_id", make_config(algorithm).env_id)
+            if "env_id" not in fields:
+                raise UserError("isqn.Model needs an environment: an id such as env='CartPole-v1', or a gymnasium.Env.")
+            env = fields.pop("env_id")
         elif "env_id" in fields:
             raise UserError("isqn.Model: env and env_id are the same setting; give one.")
         if isinstance(env, str):
@@ -240,10 +242,11 @@ class Model:
             raise UserError(f"{folder} is a run, which `Model.load` reads as it is; save to another folder.")
         if record.run_state(folder) != "new" and not (folder / "model" / "manifest.json").is_file():
             raise UserError(f"{folder} holds something else; save to a folder of its own.")
-        folder.mkdir(parents=True, exist_ok=True)
         manifest = {"kind": "model", "step": self.num_timesteps, "spec": self.spec.to_json()}
-        checkpoint.write(folder / "model", checkpoint.flatten({"agent": self.state}), manifest)
-        record.replace_text(folder / "config.toml", to_toml(self.config))
+        with record.writable(folder, "path"):
+            folder.mkdir(parents=True, exist_ok=True)
+            checkpoint.write(folder / "model", checkpoint.flatten({"agent": self.state}), manifest)
+            record.replace_text(folder / "config.toml", to_toml(self.config))
 
     @classmethod
     def load(cls, path: str | Path, env: gym.Env[Any, Any] | None = None) -> Model:
@@ -313,6 +316,8 @@ def evaluate(
 
     A policy acts by its mean. Other agents act as in training, with `epsilon`, by default 0.001.
     """
+    if not isinstance(model, Model):
+        raise UserError(f"model is {model!r}; it must be an isqn.Model, such as isqn.Model.load(folder).")
     episodes = _require_count("episodes", episodes)
     if epsilon is not None and not 0 <= epsilon <= 1:
         raise UserError(f"epsilon is {epsilon!r}; it must be between 0 and 1.")

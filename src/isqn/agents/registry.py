@@ -180,8 +180,7 @@ def require_actions(config: Run, spec: EnvSpec) -> None:
     others = (find_agent(name) for name in agent_names())
     names = [kind.name for kind in others if kind.actions == needed and not kind.config.is_offline]
     actions = "continuous" if spec.is_continuous else "a finite set"
-    suitable = " or ".join(f"`isqn train {name}`" for name in names)
-    raise UserError(f"The actions of {spec.id} are {actions}; use {suitable}.")
+    raise UserError(f"The actions of {spec.id} are {actions}; use the agent {' or '.join(names)}.")
 
 
 # -- losses of users

@@ -57,7 +57,8 @@ def evaluate(options: Any) -> int:
             for (word, guesses), total in zip(boards, returns, strict=True)
         ],
     }
-    mean = f"{returns.mean():.2f} ± {returns.std():.2f} over {format_count(len(returns), 'game')}"
+    over = format_count(len(returns), "game")
+    mean = f"{returns.mean():.2f} ± {returns.std():.2f} (standard deviation) over {over}"
     line = f"{config.label} on {config.env_id} at step {step:,}, beta {config.inverse_temperature:g}: {mean}"
     shares = (
         f"words found: {games.solved.mean():.0%}; guesses of five letters: {statistics['valid_share']:.0%}, "

@@ -110,7 +110,8 @@ def _evaluate(options: Eval) -> int:
         return 0
     for episode in results:
         print(f"return {episode.episodic_return:10.2f}   length {episode.length:6d}   seed {episode.seed}")
-    mean = f"{returns.mean():.2f} ± {returns.std():.2f} over {format_count(len(results), 'episode')}"
+    over = format_count(len(results), "episode")
+    mean = f"{returns.mean():.2f} ± {returns.std():.2f} (standard deviation) over {over}"
     print(f"{config.label} on {env.spec.id} at step {step:,}: {mean}")
     if video:
         print(video)

@@ -13,6 +13,19 @@ from typing import Annotated, Literal
 import tyro
 
 from isqn.cli.parse import arg, parse, require_at_least_one, require_seed
+from isqn.cli.tables import table
+
+MEANINGS = {
+    "step": "training step of the checkpoint",
+    "effective_rank": "effective rank of the features",
+    "dormant_share": "share of dormant units, in [0, 1]",
+    "target_churn_train": "mean change of the targets in an update, on the batch",
+    "target_churn_held_out": "mean change of the targets in an update, on held-out states",
+    "gradient_cosine_own_tb": "cosine of the agent's gradient with the target-based one",
+    "gradient_cosine_tf_tb": "cosine of the target-free gradient with the target-based one",
+    "head_cosine": "mean cosine of neighbouring heads",
+    "batch_norm_deviation": "standard deviation of the inputs of BatchNorm",
+}
 
 Metric = Literal["effective-rank", "dormant", "target-churn", "gradient-cosine", "head-cosine", "batch-norm"]
 
@@ -51,6 +64,6 @@ def run(args: Sequence[str]) -> int:
     if options.json:
         print(json.dumps(values))
     else:
-        for name, value in values.items():
-            print(f"{name:24s} {value:.6g}" if isinstance(value, float) else f"{name:24s} {value}")
+        rows = [(name, f"{value:.6g}" if isinstance(value, float) else str(value)) for name, value in values.items()]
+        print(*table((), [(name, value, MEANINGS.get(name, "")) for name, value in rows]), sep="\n")
     return 0

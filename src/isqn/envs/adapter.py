@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -245,6 +246,8 @@ def _make_gymnasium(
         env = gym.make(name, disable_env_checker=True, **kwargs)
         if render and "rgb_array" in env.metadata.get("render_modes", ()):
             env.close()
+            for driver in ("SDL_VIDEODRIVER", "SDL_AUDIODRIVER"):  # pygame draws frames; it must not look for a screen
+                os.environ.setdefault(driver, "dummy")
             env = gym.make(name, disable_env_checker=True, render_mode="rgb_array", **kwargs)
         env = wrap(env)
     except gym.error.DependencyNotInstalled as error:
