@@ -103,6 +103,8 @@ def test_every_command_parses(line, monkeypatch, tmp_path):
     _, *words = shlex.split(line)
     with registries_restored():
         everywhere, (command, *rest) = parse_global_flags(words)
+        if command == "train" and not rest:
+            rest = ["dqn"]
         if command == "play" and not rest:
             rest = ["RUN_DIR", "crane"]
         if command in ("resume", "eval", "probe") and not any(not word.startswith("-") for word in rest):
