@@ -79,17 +79,17 @@ def test_unknown_names_and_invalid_settings_are_refused():
     with pytest.raises(UserError, match=r"'isqn/Chian-v0' is not a known environment; did you mean isqn/Chain-v0\?"):
         isqn.Model(env="isqn/Chian-v0")
     with pytest.raises(UserError, match=r"isqn\.Model: batch_size is 0; it must be at least 1"):
-        isqn.Model(batch_size=0)
+        isqn.Model(env="isqn/Chain-v0", batch_size=0)
     with pytest.raises(UserError, match=r"isqn\.Model: k is 0; it must be between 1 and 1000"):
-        isqn.Model(k=0)
+        isqn.Model(env="isqn/Chain-v0", k=0)
     with pytest.raises(UserError, match=r"isqn\.Model: scheme has its number of pairs already; leave num_bellman"):
         make(k=3)
     with pytest.raises(UserError, match=r"isqn\.Model: env and env_id are the same setting; give one"):
         make(env_id="CartPole-v1")
     with pytest.raises(UserError, match=r"isqn.Model sets 'learning_rte', .* did you mean learning_rate\?"):
-        isqn.Model(learning_rte=0.1)
+        isqn.Model(env="isqn/Chain-v0", learning_rte=0.1)
     with pytest.raises(UserError, match="scheme is 'iterated-shared'; it must come from isqn"):
-        isqn.Model(scheme="iterated-shared")
+        isqn.Model(env="isqn/Chain-v0", scheme="iterated-shared")
     for env in (3, ToyEnvironment):
         with pytest.raises(UserError, match=r"An environment is an id or a gymnasium.Env; .* is neither"):
             isqn.Model(env=env)
