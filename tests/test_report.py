@@ -39,7 +39,10 @@ SMALL = {"epoch_steps": 1_000, "total_timesteps": 2_000, "hidden_sizes": [4]}
 
 def make_study(*methods: dict, tasks=(TASK,), seeds=(0, 1), settings=None, **more) -> Study:
     fields = {"name": "mine", "question": "Which is better?", "baseline": "TB-DQN"} | more
-    return Study(tasks=tasks, methods=methods, seeds=seeds, settings=SMALL | (settings or {}), **fields)
+    shared = SMALL | (settings or {})
+    if all(task["env_id"].startswith("ALE/") for task in tasks):  # whose torso has no hidden sizes
+        del shared["hidden_sizes"]
+    return Study(tasks=tasks, methods=methods, seeds=seeds, settings=shared, **fields)
 
 
 Returns = Callable[[Cell, int], list | None]
@@ -228,7 +231,7 @@ def test_several_tasks_are_pooled_on_a_common_scale(tmp_path):
 
 
 def test_atari_is_human_normalised_with_frames_on_the_x_axis(tmp_path):
-    requested = make_study(TB, TF, tasks=({"env_id": "ALE/Breakout-v5"},), settings={"hidden_sizes": []})
+    requested = make_study(TB, TF, tasks=({"env_id": "ALE/Breakout-v5"},))
     folder = tmp_path / "s"
     write_study(folder, requested, lambda cell, _: [16.1, 30.5] if cell.method == "TB-DQN" else [1.7, 16.1])
     found = collect(folder)
@@ -758,7 +761,7 @@ def test_a_run_without_a_summary_is_unfinished(tmp_path):
 
 def test_random_play_on_an_unknown_task_is_measured_once(tmp_path, monkeypatch, capsys):
     requested = []
-    monkeypatch.setattr("isqn.report.compare.random_return", lambda task, episodes: requested.append(task) or 10.0)
+    monkeypatch.setattr("isqn.report.compare.random_return", lambda task, **_: requested.append(task) or 10.0)
     found = collect(write_runs(tmp_path, ("a", small_config("target-based", task="mine/New-v0"))))
     for _ in range(2):
         assert build(found, Options())[1].scores["TB-DQN"].tolist() == [[[0.8, 1.2]]]  # 10 is 0 and 35 is 1

@@ -254,8 +254,8 @@ def test_a_model_refuses_an_environment_with_other_action_bounds(tmp_path):
         isqn.Model.load(tmp_path / "model", env=env)
 
 
-def test_evaluations_count_moments_for_streaming_agents_only():
-    """The moments of an agent with a replay stay as they are; those of a streaming agent move on."""
+def test_evaluations_observe_as_the_agent_says():
+    """The moments of soft actor-critic stay as they are; an agent with `observe_eval` moves them on."""
     model = isqn.Model("sac", env="Pendulum-v1", hidden_sizes=(8,))
 
     def observe(*_):
@@ -263,7 +263,7 @@ def test_evaluations_count_moments_for_streaming_agents_only():
 
     agent = model._agent._replace(observe=observe)
     with pytest.raises(AssertionError, match="counted"):
-        evaluate(agent._replace(is_streaming=True), model.state, make_environment("Pendulum-v1"), **ONE_GAME)
+        evaluate(agent._replace(observe_eval=observe), model.state, make_environment("Pendulum-v1"), **ONE_GAME)
     (played,) = evaluate(agent, model.state, make_environment("Pendulum-v1"), **ONE_GAME)
     assert played.length == 200
 
