@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from helpers import DISCOUNT, FRAMES, make_spec, play_episodes
 from isqn.data import dataset as module
 from isqn.data.convert import check_subset, convert, first_transitions, select_subset
-from isqn.data.dataset import INDEX, Dataset, DatasetWriter, Piece, Provenance, damaged_files, read_index
+from isqn.data.dataset import Dataset, DatasetWriter, Piece, Provenance, damaged_files
 from isqn.data.frames import Layout, RawFrames, StoredFrames
+from isqn.data.index import INDEX, read_index
 from isqn.data.inspect import summarise
 from isqn.data.replay import Replay
 from isqn.data.sample import CONTEXT, INSIDE, TERMINATED, TRUNCATED

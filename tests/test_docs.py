@@ -92,7 +92,7 @@ def test_every_command_parses(line, monkeypatch, tmp_path):
     monkeypatch.setattr("isqn.train.run.start", start)
     for work in ("study.drive.train", "study.drive.estimate", "study.engines.make", "report.write.write"):
         monkeypatch.setattr(f"isqn.{work}", stop)
-    for work in ("data.dataset.read_index", "data.dataset.Dataset.open", "train.source.find_source"):
+    for work in ("data.index.read_index", "data.dataset.Dataset.open", "train.source.find_source"):
         monkeypatch.setattr(f"isqn.{work}", stop)
     for work in ("run.resume", "run.read_config", "run.specification", "record.read_config", "doctor.examine"):
         monkeypatch.setattr(f"isqn.train.{work}", stop)

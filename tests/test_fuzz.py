@@ -31,7 +31,8 @@ import pytest
 from PIL import Image
 
 from isqn.data import arrays, rlds, sources
-from isqn.data.dataset import INDEX, Dataset, DatasetWriter, Piece, Provenance
+from isqn.data.dataset import Dataset, DatasetWriter, Piece, Provenance
+from isqn.data.index import INDEX
 from isqn.data.sample import INSIDE, TERMINATED
 from isqn.data.tfrecord import masked_crc, read_examples
 from isqn.types import EnvSpec, UserError

@@ -29,7 +29,8 @@ from typer.testing import CliRunner
 from isqn.cli import main
 from isqn.data import minari as module
 from isqn.data.convert import convert
-from isqn.data.dataset import Dataset, DatasetWriter, Piece, Provenance, read_index
+from isqn.data.dataset import Dataset, DatasetWriter, Piece, Provenance
+from isqn.data.index import read_index
 from isqn.data.sample import CONTEXT, INSIDE, TERMINATED, TRUNCATED
 from isqn.envs.adapter import make_environment
 from isqn.train.record import read_config

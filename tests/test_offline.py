@@ -15,7 +15,8 @@ from helpers import ALL_SCHEMES, SMALL, assert_same, final, random_batch, stop_a
 from isqn.agents.cql import CqlConfig
 from isqn.agents.dqn import DqnConfig
 from isqn.cli import main
-from isqn.data.dataset import Dataset, DatasetWriter, Provenance, read_index
+from isqn.data.dataset import Dataset, DatasetWriter, Provenance
+from isqn.data.index import read_index
 from isqn.envs.adapter import make_environment
 from isqn.envs.registry import make_native
 from isqn.losses import cloning

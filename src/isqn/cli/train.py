@@ -118,7 +118,7 @@ def _base_config(args: Sequence[str], agent: str | None) -> tuple[Run, str]:
     agent = agent or "dqn"
     recorded: dict[str, Any] = {}  # settings that follow from the dataset
     if base.dataset and "dataset" in field_names(config_class(agent)):
-        from isqn.data.dataset import read_index, spec_from_index
+        from isqn.data.index import read_index, spec_from_index
 
         spec = spec_from_index(read_index(Path(base.dataset)))
         recorded = {"env_id": spec.id, "protocol": spec.protocol, "dataset": base.dataset}

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 from zlib import crc32
@@ -22,14 +21,12 @@ from numpy.typing import NDArray
 
 from isqn.data.files import DamagedFile, Description, path_in, read_file, replace_text, sync, write_file
 from isqn.data.frames import BLOCK_ROWS, Layout, RawFrames, StoredFrames, make_frames, map_arrays
+from isqn.data.index import FORMAT, INDEX, digest_index, read_index, spec_from_index
 from isqn.data.sample import COLUMNS, CONTEXT, ENDED, INSIDE, TERMINATED, TRUNCATED, Rows, action_dtype
 from isqn.types import EnvSpec, Transition, UserError
 
 Array = NDArray[Any]
 
-FORMAT = 1
-INDEX = "index.json"
-MINARI = ("metadata.json", "data/metadata.json")
 SHARD_ROWS, SHARD_BYTES = 2**16, 2**29  # maximum size of a shard, which is held in memory while it is written
 UNPACKED_BYTES = 2**28  # datasets whose frames take at most this much are held in memory while they are sampled
 ZSTD_LEVEL = 3
@@ -145,7 +142,7 @@ class DatasetWriter:
             files.append(self._write_shard(len(files)))
         description = {"rows": self.total, "shard_rows": self._shard_rows, "files": files}
         index = {"format": FORMAT, "spec": self.spec.to_json(), **asdict(self.about), **description, **more}
-        text = json.dumps({**index, "index_sha256": _digest(index)}, indent=1)
+        text = json.dumps({**index, "index_sha256": digest_index(index)}, indent=1)
         self.folder.mkdir(parents=True, exist_ok=True)
         replace_text(self.folder / INDEX, text + "\n")
         sync(self.folder)
@@ -197,7 +194,7 @@ class Dataset:
 
     def __init__(self, folder: Path, index: Description, rows: Rows) -> None:
         self.folder, self.index, self.rows, self.spec = folder, index, rows, rows.spec
-        self.digest = _digest(index)  # identifies the content: the index has the checksum of every file
+        self.digest = digest_index(index)  # identifies the content: the index has the checksum of every file
 
     @staticmethod
     def open(
@@ -319,66 +316,6 @@ def check_output_folder(folder: Path) -> None:
             raise UserError(f"{folder} lies in the dataset {outer}; give --out another folder.")
 
 
-def read_index(folder: Path) -> Description:
-    """Read and verify the index of a dataset; the error for any other folder says what it is."""
-    path = folder / INDEX
-    if not path.is_file():
-        problem = f"there is no {INDEX} in it" if folder.is_dir() else "there is no such folder"
-        hint = (
-            "`isqn data collect` and `isqn data convert` make datasets, as does `isqn train dqn --record-dataset` "
-            "during training."
-        )
-        if (folder / "dataset" / INDEX).is_file():
-            hint = f"it is a run; its dataset is {folder / 'dataset'}."
-        elif (folder / "config.toml").is_file():
-            hint = f"it is a run; `isqn data collect {folder} -o DIR` makes a dataset with its agent."
-        elif any((folder / name).is_file() for name in MINARI):
-            hint = f"it is a Minari dataset; `isqn data convert {folder} -o DIR` converts it."
-        raise UserError(f"{folder} is not a dataset: {problem}; {hint}")
-    try:
-        index = json.loads(path.read_text())
-        if index.pop("index_sha256") != _digest(index):
-            raise ValueError
-        if index["format"] != FORMAT:
-            raise UserError(f"{path} has format {index['format']}; this version reads format {FORMAT}.")
-        _check_index(index)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
-        raise UserError(f"{path} is damaged: it is not what was written; make the dataset again.") from None
-    return index
-
-
-INDEX_TYPES = {
-    "policy": str,
-    "source": str,
-    "subset": str,
-    "seed": int,
-    "num_checkpoints": int,
-    "rows": int,
-    "shard_rows": int,
-    "files": list,
-    "spec": dict,
-}
-
-
-def _check_index(index: Description) -> None:
-    """Check the types of an index: its checksum can be right although it was not written by this package."""
-    for name, kind in INDEX_TYPES.items():
-        if type(index[name]) is not kind:
-            raise ValueError
-    if not (
-        isinstance(index["fraction"], int | float) and 0 < index["fraction"] <= 1 and 0 < index["shard_rows"] < 2**31
-    ):
-        raise ValueError
-    for file in index["files"]:
-        if not all(type(file[name]) is int and file[name] >= 0 for name in ("bytes", "rows", "columns_crc32")):
-            raise ValueError
-        if not all(type(file[name]) is str for name in ("name", "sha256")):
-            raise ValueError
-    if index["rows"] != sum(file["rows"] for file in index["files"]):
-        raise ValueError
-    EnvSpec.from_json(index["spec"]).check_types()
-
-
 def in_memory_bytes(spec: EnvSpec, rows: int) -> int:
     """Return the size of the frames if they are held in memory while training, or 0 if they are read from disk.
 
@@ -392,11 +329,6 @@ def shard_rows(spec: EnvSpec) -> int:
     """Return the number of rows in a shard: as many whole blocks as fit."""
     fit = SHARD_BYTES // Layout.of(spec, 1).frame_bytes // BLOCK_ROWS * BLOCK_ROWS
     return min(SHARD_ROWS, max(BLOCK_ROWS, fit))
-
-
-def spec_from_index(index: Description) -> EnvSpec:
-    """Return the environment specification stored in an index."""
-    return EnvSpec.from_json(index["spec"])
 
 
 def _open_shard(path: Path, file: Description) -> dict[str, Array]:
@@ -455,7 +387,3 @@ def _columns_crc(arrays: dict[str, Array]) -> int:
     for name in (*COLUMNS, *(("block_ends", "open_frames") if "block_ends" in arrays else ("frames",))):
         checksum = crc32(np.ascontiguousarray(arrays[name]).data.cast("B") if arrays[name].size else b"", checksum)
     return checksum
-
-
-def _digest(index: Description) -> str:
-    return sha256(json.dumps(index, sort_keys=True).encode()).hexdigest()

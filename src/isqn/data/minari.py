@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from isqn.data.dataset import MINARI, UNKNOWN_POLICY, Dataset, Piece, check_output_folder
+from isqn.data.dataset import UNKNOWN_POLICY, Dataset, Piece, check_output_folder
+from isqn.data.index import MINARI
 from isqn.data.sample import CONTEXT, INSIDE, TERMINATED, TRUNCATED
 from isqn.data.sources import Part, Source, digest_files
 from isqn.data.spaces import action_space, fits, leaves, observation_space, to_frames, to_observations

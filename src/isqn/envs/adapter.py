@@ -19,9 +19,10 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from isqn.config.fields import flag, nearest
+from isqn.config.fields import flag
 from isqn.envs import atari, dmc, minatar, registry, scores
 from isqn.envs.results import finite_problem, is_unpacking, reset_problem, reward_problem, shape_problem, step_problem
+from isqn.envs.wrappers import make_wrappers
 from isqn.imports import module_of
 from isqn.types import EnvSpec, UserError
 from isqn.usercode import UserCodeError, describe_error, find_user_line
@@ -267,41 +268,6 @@ def _make_gymnasium(
         where += f" ({line})" if line else ""
         raise UserCodeError(f"{env_id} cannot be {where}: {describe_error(error)}") from error
     return env, env_id, " ".join(filter(None, ("gymnasium", env_kwargs, env_wrappers)))
-
-
-# Wrappers that are functions of the running game alone: they write nothing, show nothing and learn nothing.
-WRAPPERS = (
-    *("AtariPreprocessing", "ClipAction", "ClipReward", "DelayObservation", "DiscretizeAction", "DtypeObservation"),
-    *("FilterObservation", "FlattenObservation", "FrameStackObservation", "GrayscaleObservation"),
-    *("MaxAndSkipObservation", "RepeatAction", "RescaleAction", "RescaleObservation", "ReshapeObservation"),
-    *("ResizeObservation", "StickyAction", "TimeAwareObservation", "TimeLimit"),
-)
-
-
-def make_wrappers(env_wrappers: str) -> Callable[[gym.Env], gym.Env]:
-    """Return a function that puts wrappers around an environment, the first one innermost."""
-    wrappers: list[tuple[str, dict[str, Any]]] = []
-    for entry in json.loads(env_wrappers or "[]"):
-        name, kwargs = (entry, {}) if isinstance(entry, str) else entry if _is_pair(entry) else ("", {})
-        if not name or not isinstance(kwargs, dict):
-            raise UserError(
-                f"{flag('env_wrappers')} has the entry {json.dumps(entry)}; an entry is the name of a wrapper, or a "
-                "list of its name and its keyword arguments."
-            )
-        if name not in WRAPPERS or not hasattr(gym.wrappers, name):
-            raise UserError(f"{flag('env_wrappers')} names {name!r}; {nearest(name, WRAPPERS)}")
-        wrappers.append((name, kwargs))
-
-    def wrap(env: gym.Env) -> gym.Env:
-        for name, kwargs in wrappers:
-            env = getattr(gym.wrappers, name)(env, **kwargs)
-        return env
-
-    return wrap
-
-
-def _is_pair(entry: Any) -> bool:
-    return isinstance(entry, list) and len(entry) == 2 and isinstance(entry[0], str)
 
 
 def _render_mode(render: bool) -> str | None:

@@ -16,7 +16,8 @@ from gymnasium.envs.registration import WrapperSpec
 
 from isqn.config.fields import json_text
 from isqn.envs import atari, dmc
-from isqn.envs.adapter import WRAPPERS, Environment
+from isqn.envs.adapter import Environment
+from isqn.envs.wrappers import WRAPPERS
 from isqn.types import UserError
 
 FLAGS = "say what it is by --env-id ID, --env-kwargs JSON and --env-wrappers JSON"

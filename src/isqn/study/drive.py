@@ -15,7 +15,7 @@ from isqn.analysis import cost
 from isqn.config.fields import INPUT_PATH, MAY_CHANGE, field_names, field_types, find_rules, name_settings
 from isqn.config.toml import to_toml
 from isqn.data.convert import convert
-from isqn.data.dataset import INDEX, read_index, spec_from_index
+from isqn.data.index import INDEX, read_index, spec_from_index
 from isqn.data.sources import own_dataset
 from isqn.exits import DONE, INTERRUPTED
 from isqn.presets import default_config, preset_config

@@ -12,8 +12,9 @@ import jax
 from isqn.agents.base import Agent, AgentState
 from isqn.agents.registry import require_actions
 from isqn.config.fields import flag
-from isqn.data.dataset import INDEX, Dataset, in_memory_bytes, read_index, spec_from_index
+from isqn.data.dataset import Dataset, in_memory_bytes
 from isqn.data.files import Description
+from isqn.data.index import INDEX, read_index, spec_from_index
 from isqn.data.replay import Memory
 from isqn.data.sample import columns_bytes
 from isqn.envs.adapter import Environment, make_run_environment

@@ -10,7 +10,7 @@ import gymnasium as gym
 
 from isqn.config.fields import flag
 from isqn.data import arrays, minari, rlds, sources
-from isqn.data.dataset import INDEX, read_index, spec_from_index
+from isqn.data.index import INDEX, read_index, spec_from_index
 from isqn.data.spaces import needs_flattening
 from isqn.envs import atari
 from isqn.envs.adapter import make_environment
