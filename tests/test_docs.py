@@ -92,8 +92,9 @@ def test_every_command_parses(line, monkeypatch, tmp_path):
     monkeypatch.setattr("isqn.train.run.start", start)
     for work in ("study.drive.train", "study.drive.estimate", "study.engines.make", "report.write.write"):
         monkeypatch.setattr(f"isqn.{work}", stop)
-    for work in ("data.index.read_index", "data.dataset.Dataset.open", "train.source.find_source"):
-        monkeypatch.setattr(f"isqn.{work}", stop)
+    for work in ("index.read_index", "dataset.read_index", "dataset.Dataset.open"):
+        monkeypatch.setattr(f"isqn.data.{work}", stop)
+    monkeypatch.setattr("isqn.train.source.find_source", stop)
     for work in ("run.resume", "run.read_config", "run.specification", "record.read_config", "doctor.examine"):
         monkeypatch.setattr(f"isqn.train.{work}", stop)
     for work in ("train.player.read_config", "language.training.read_config", "cli.cost._rows"):
