@@ -39,6 +39,7 @@ from isqn.data.convert import convert
 from isqn.data.dataset import Dataset, DatasetWriter, Provenance
 from isqn.data.replay import Replay
 from isqn.data.sources import dopamine
+from isqn.data.text import read_table
 from isqn.envs.adapter import make_environment, make_run_environment
 from isqn.envs.registry import make_native
 from isqn.language.data import source_from_players
@@ -47,7 +48,7 @@ from isqn.language.learning import make_learner
 from isqn.language.words import load_words
 from isqn.losses import make_loss
 from isqn.presets import preset_config
-from isqn.train import checkpoint, compiled, host, offline, online, record, run
+from isqn.train import checkpoint, compiled, host, offline, online, run
 from isqn.train.compiled import make_loop
 from isqn.train.functions import compile_agent, zero_totals
 from isqn.train.play import play
@@ -422,7 +423,7 @@ def checkpoint_share(rounds: int) -> dict[str, Any]:
             _wrapped(compiled, ("_save_rows",), clock),
         ):
             run.start(preset_config(name).replace(total_timesteps=steps), Path(folder) / "run", quiet=True)
-            rows = record.read_table(Path(folder) / "run" / "metrics.csv")
+            rows = read_table(Path(folder) / "run" / "metrics.csv")
         learning = float(rows[-1]["seconds"]) - float(rows[1]["seconds"])
         found[f"checkpoints, share of the time, {name} (at most 0.02)"] = {
             "median": sum(clock.spent.values()) / learning

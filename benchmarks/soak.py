@@ -24,8 +24,9 @@ from typing import Any
 
 import psutil
 
+from isqn.data.text import read_table
 from isqn.study.grid import Study, to_toml
-from isqn.train import checkpoint, record
+from isqn.train import checkpoint
 
 STUDY = Study(
     name="soak",
@@ -105,7 +106,7 @@ def outcome(study: Study, out: Path) -> list[Any]:
     results = []
     for folder in study.folders(out):
         step, arrays, _ = next(checkpoint.newest_good(folder))
-        rows = record.read_table(folder / "episodes.csv")
+        rows = read_table(folder / "episodes.csv")
         episodes = [tuple(value for name, value in row.items() if name != "seconds") for row in rows]
         results.append((step, {name: array.tobytes() for name, array in arrays.items()}, episodes))
     return results

@@ -20,11 +20,12 @@ from isqn.agents import registry as agent_registry
 from isqn.agents.dqn import DqnConfig
 from isqn.config.toml import to_toml
 from isqn.data.replay import Replay
+from isqn.data.text import read_table
 from isqn.envs import registry as env_registry
 from isqn.losses import LOSSES
 from isqn.schemes import SCHEMES
 from isqn.torsos import TORSOS
-from isqn.train import checkpoint, online, record, run
+from isqn.train import checkpoint, online, record, run, tables
 from isqn.types import EnvSpec, Transition
 
 SMALL = EnvSpec("small", "test", (3,), "float32", 4)
@@ -90,12 +91,12 @@ CLOCKS = {"seconds", "steps_per_second", "memory_mb", "waiting_share"}
 
 
 def final(run_dir: Path) -> dict:
-    """Everything that must not depend on interruptions: parameters, counters, replay, tables without clocks."""
+    """Everything that must not depend on interruptions: parameters, counters, replay, files, tables without clocks."""
     step = checkpoint.steps(run_dir)[0]
     arrays, manifest = checkpoint.read(checkpoint.folder_of(run_dir, step))
-    tables = {
-        path.name: [{k: v for k, v in row.items() if k not in CLOCKS} for row in record.read_table(path)]
-        for path in (run_dir / "metrics.csv", record.results_table(run_dir))
+    rows = {
+        path.name: [{k: v for k, v in row.items() if k not in CLOCKS} for row in read_table(path)]
+        for path in (run_dir / "metrics.csv", tables.results_table(run_dir))
     }
     counters = {k: v for k, v in manifest["counters"].items() if k != "seconds"}
     best = {path.name: checkpoint.read(path)[0] for path in run_dir.glob("best-*")}
@@ -103,8 +104,9 @@ def final(run_dir: Path) -> dict:
         "arrays": arrays,
         "best": best,
         "counters": counters,
-        "tables": tables,
+        "tables": rows,
         "rows": replay_rows(run_dir, manifest) if "replay" in manifest else {},
+        "files": {name: manifest.get(name, {}).get("files", []) for name in checkpoint.SHARED_FOLDERS},
     }
 
 
@@ -275,7 +277,7 @@ def write_run(
         (e, r) for e, returns in enumerate(epochs) for r in (returns if isinstance(returns, list) else [returns])
     ]
     rows = [(e, i, 10 * i + 10, 10 * i + 10, r, 10, i) for i, (e, r) in enumerate(episodes)]
-    columns = zip(record.EPISODE_COLUMNS, zip(*rows, strict=True) if rows else [()] * 7, strict=True)
+    columns = zip(tables.EPISODE_COLUMNS, zip(*rows, strict=True) if rows else [()] * 7, strict=True)
     write_table(folder / "episodes.csv", {name: list(column) for name, column in columns})
     steps = [config.epoch_end(e) for e in range(len(epochs))]
     frames = 4 if config.env_id.startswith("ALE/") else 2  # different from steps, to catch a confusion of the two
@@ -294,7 +296,7 @@ def write_run(
     }
     record.write_summary(folder, {"status": "running", **about})
     if finished:
-        record.write_summary(folder, {"status": "finished", **about, **record.results(folder)})
+        record.write_summary(folder, {"status": "finished", **about, **tables.results(folder)})
     return folder
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from helpers import assert_same, final, stop_after
+from isqn.data.text import read_table
 from isqn.envs.adapter import make_environment
 from isqn.presets import preset_config
-from isqn.train import checkpoint, record, run
+from isqn.train import checkpoint, run
 from isqn.types import Interrupted
 
 FEW = {
@@ -41,7 +42,7 @@ def test_a_preset_trains_and_resumes_to_the_same_bits(preset, game, scheme, k, t
     assert checkpoint.steps(cut) == [76]
     run.resume(cut, quiet=True)
     assert_same(final(cut), final(whole))
-    rows = record.read_table(whole / "metrics.csv")
+    rows = read_table(whole / "metrics.csv")
     assert rows[-1]["frame"] == "480"
     assert float(rows[-1]["loss"]) > 0
 

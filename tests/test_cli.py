@@ -29,6 +29,7 @@ from isqn.agents.registry import agent_names, read_config_file
 from isqn.cli import COMMANDS, main
 from isqn.cli.probe import MEANINGS
 from isqn.config.fields import flag
+from isqn.data.text import read_table
 from isqn.losses import LOSSES
 from isqn.presets import all_presets
 from isqn.schemes import SCHEMES
@@ -428,7 +429,7 @@ def test_train_writes_the_documented_files_and_prints_the_folder(trained):
     assert (config.label, config.hidden_sizes, config.total_timesteps) == ("iS-DQN K=2", (8,), 300)
     summary = json.loads((trained.folder / "summary.json").read_text())
     assert summary["status"] == "finished"
-    assert summary["episodes"] == len(record.read_table(trained.folder / "episodes.csv"))
+    assert summary["episodes"] == len(read_table(trained.folder / "episodes.csv"))
     lines = trained.err.splitlines()
     assert lines[1] == "iS-DQN K=2 on isqn/Chain-v0 (protocol gymnasium), seed 0"
     assert [line.split(":")[0] for line in lines[3:5]] == ["epoch 1/2", "epoch 2/2"]

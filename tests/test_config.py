@@ -31,7 +31,7 @@ from isqn.agents.stream_q import StreamQConfig
 from isqn.config.fields import MAX_INTEGER, alias, field_names, flag, nearest, nearest_path, read_docs
 from isqn.config.parts import PairLoss
 from isqn.config.run import Run
-from isqn.config.toml import to_toml
+from isqn.config.toml import END, START, to_toml
 from isqn.imports import import_all
 from isqn.losses import LOSSES
 from isqn.presets import preset_config, presets_of
@@ -263,14 +263,15 @@ def file(tmp_path: Path, text: str) -> Path:
         ("", "is empty; give the config.toml of a run."),
         ("# nothing", "is empty; give the config.toml of a run."),
         ("batch_size = ", "is not valid TOML: Invalid value (at end of document)."),
-        ("env_id = '\xe9'", "is not valid TOML: 'utf-8' codec can't decode"),
+        ("env_id = 1\nenv_id = '\xe9'", ", line 2, is damaged: byte 0xe9 is not UTF-8."),
+        (f"{START}\nenv_id = 'x'\n", f", line 2, is damaged: it ends here, before {END!r}."),
     ],
 )
 def test_a_file_that_is_wrong_is_named_with_what_is_wrong(text, sentence, tmp_path):
     path = file(tmp_path, text)
     with pytest.raises(UserError) as error:
         read_config_file(path)
-    assert str(error.value).startswith(f"{path}{'' if sentence.startswith(':') else ' '}{sentence}")
+    assert str(error.value).startswith(f"{path}{'' if sentence[:1] in (':', ',') else ' '}{sentence}")
 
 
 def test_a_file_may_begin_with_the_mark_of_its_encoding(tmp_path):

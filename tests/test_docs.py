@@ -29,7 +29,7 @@ from isqn.losses import LOSSES
 from isqn.presets import all_presets
 from isqn.schemes import SCHEMES
 from isqn.study.grid import read_study
-from isqn.train import record, run
+from isqn.train import record, run, tables
 from isqn.train.functions import make_run_agent, zero_totals
 from isqn.train.probes import probe_columns
 from isqn.train.session import metrics_columns
@@ -186,8 +186,8 @@ def names(text: str) -> list[str]:
 
 def test_columns_of_episodes():
     text = section("docs/files.md", "episodes.csv")
-    assert FENCED.findall(text) == [",".join(record.EPISODE_COLUMNS) + "\n"]
-    assert names(text) == list(record.EPISODE_COLUMNS)
+    assert FENCED.findall(text) == [",".join(tables.EPISODE_COLUMNS) + "\n"]
+    assert names(text) == list(tables.EPISODE_COLUMNS)
 
 
 def test_columns_of_metrics():
@@ -216,8 +216,8 @@ def test_columns_of_metrics():
 
 def test_fields_of_the_summary(tmp_path):
     assert set(record.provenance()) <= set(names(section("docs/files.md", "summary.json")))
-    Path(tmp_path / "episodes.csv").write_text(",".join(record.EPISODE_COLUMNS) + "\n")
-    assert set(record.results(tmp_path)) <= set(names(section("docs/files.md", "summary.json")))
+    Path(tmp_path / "episodes.csv").write_text(",".join(tables.EPISODE_COLUMNS) + "\n")
+    assert set(tables.results(tmp_path)) <= set(names(section("docs/files.md", "summary.json")))
 
 
 def test_exit_codes():

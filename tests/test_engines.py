@@ -15,6 +15,7 @@ import pytest
 
 from helpers import wait_for
 from isqn.cli import main
+from isqn.data.text import read_table
 from isqn.exits import FAILED, INTERRUPTED
 from isqn.imports import import_all
 from isqn.study import drive, engines, worker
@@ -52,7 +53,7 @@ def outcome(out: Path) -> list[tuple]:
     results = []
     for folder in STUDY.folders(out):
         step, arrays, _ = next(checkpoint.newest_good(folder))
-        rows = record.read_table(folder / "episodes.csv")
+        rows = read_table(folder / "episodes.csv")
         episodes = [tuple(value for name, value in row.items() if name != "seconds") for row in rows]
         results.append((step, {name: array.tobytes() for name, array in arrays.items()}, episodes))
     return results
@@ -308,13 +309,14 @@ def test_methods_take_turns(tmp_path):
 
 
 def test_a_worker_trains_what_a_kill_left(tmp_path):
-    """One seed is finished, one has begun, one has only its config, and one is new."""
+    """One seed is finished, one has begun, one was killed before its config was written, and one is new."""
     config = CELL.config.replace(loop="compiled", total_timesteps=1_000, epoch_steps=500, log_period_steps=250, seed=0)
     run.start(config, tmp_path / "seed-0", quiet=True)
     before = (tmp_path / "seed-0" / "episodes.csv").stat().st_mtime_ns
     record.create_run(tmp_path / "seed-1", config.replace(seed=1))
-    record.write_summary(tmp_path / "seed-1", {"status": "running", "trained_with": ["."]})
     record.create_run(tmp_path / "seed-2", config.replace(seed=2))
+    (tmp_path / "seed-2" / "config.toml").rename(tmp_path / "seed-2" / ".config.toml.writing")
+    (tmp_path / "seed-2" / ".lock").touch()
     worker.train_job(config.replace(num_seeds=4), tmp_path)
     assert [record.run_state(tmp_path / f"seed-{seed}") for seed in range(4)] == ["finished"] * 4
     assert (tmp_path / "seed-0" / "episodes.csv").stat().st_mtime_ns == before

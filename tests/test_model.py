@@ -14,6 +14,7 @@ import pytest
 
 import isqn
 from isqn.agents.registry import read_config_file
+from isqn.data.text import read_table
 from isqn.envs.toy import ToyEnvironment
 from isqn.train import checkpoint, record, run
 from isqn.types import UserError
@@ -126,10 +127,10 @@ def test_learn_trains_a_normal_run(model, run_dir, tmp_path):
 
 def test_learn_twice_equals_one_longer_run(tmp_path):
     parts = make().learn(150, run_dir=tmp_path / "parts")
-    first, rows = parts.num_timesteps, record.read_table(tmp_path / "parts" / "episodes.csv")
+    first, rows = parts.num_timesteps, read_table(tmp_path / "parts" / "episodes.csv")
     assert parts.learn(150) is parts
     assert parts.num_timesteps >= first + 150
-    longer = record.read_table(tmp_path / "parts" / "episodes.csv")
+    longer = read_table(tmp_path / "parts" / "episodes.csv")
     assert longer[: len(rows)] == rows
     assert [int(row["episode"]) for row in longer] == list(range(len(longer)))
     assert len(record.read_summary(tmp_path / "parts")["epoch_returns"]) == 2

@@ -17,6 +17,7 @@ from isqn.agents.dqn import DqnConfig
 from isqn.cli import main
 from isqn.data.dataset import Dataset, DatasetWriter, Provenance
 from isqn.data.index import read_index
+from isqn.data.text import read_table
 from isqn.envs.adapter import make_environment
 from isqn.envs.registry import make_native
 from isqn.losses import cloning
@@ -108,7 +109,7 @@ def test_cloning_learns_the_frequencies_of_actions():
 
 def test_a_log_has_the_episodes_of_the_run(logged):
     dataset = Dataset.open(logged / "dataset")
-    episodes = record.read_table(logged / "episodes.csv")
+    episodes = read_table(logged / "episodes.csv")
     lengths = [piece.num_transitions for piece in dataset.pieces()]
     assert lengths[: len(episodes)] == [int(row["length"]) for row in episodes]
     assert dataset.num_transitions == int(episodes[-1]["step"])
@@ -183,12 +184,12 @@ def test_a_run_that_was_killed_before_its_last_summary_is_finished(data, tmp_pat
 
 def test_files_of_a_run(data, tmp_path):
     run.start(small(data), tmp_path / "run", quiet=True)
-    rows = record.read_table(tmp_path / "run" / "evaluations.csv")
+    rows = read_table(tmp_path / "run" / "evaluations.csv")
     assert [int(row["step"]) for row in rows] == sorted(int(row["step"]) for row in rows)
     assert {(int(row["epoch"]), int(row["step"])) for row in rows} == {(0, 0), (1, 25), (2, 50), (3, 60)}
     for epoch in range(4):
         assert sum(int(row["length"]) for row in rows if int(row["epoch"]) == epoch) >= 100
-    metrics = record.read_table(tmp_path / "run" / "metrics.csv")
+    metrics = read_table(tmp_path / "run" / "metrics.csv")
     assert [int(row["updates"]) for row in metrics] == [10, 20, 30, 40, 50, 60]
     assert not (tmp_path / "run" / "episodes.csv").exists()
     summary = record.read_summary(tmp_path / "run")

@@ -11,8 +11,9 @@ import pytest
 
 from helpers import SMALL, compile_functions, make_compiled_agent, random_batch
 from isqn.agents.dqn import DqnConfig
+from isqn.data.text import read_table
 from isqn.networks import make_network
-from isqn.train import probes, record, run
+from isqn.train import probes, run
 
 
 def test_effective_rank():
@@ -110,5 +111,5 @@ def test_the_copy_of_a_target_free_agent_is_refreshed_too(loop, tmp_path):
     config = config.replace(update_period=4, target_update_period=4, learning_starts=40)
     config = config.replace(total_timesteps=200, epoch_steps=100, log_period_steps=100)
     run.start(config, tmp_path / "run", quiet=True)
-    last = record.read_table(tmp_path / "run" / "metrics.csv")[-1]
+    last = read_table(tmp_path / "run" / "metrics.csv")[-1]
     assert float(last["gradient_cosine_tf_tb"]) == pytest.approx(1, abs=1e-5)

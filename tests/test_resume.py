@@ -16,6 +16,7 @@ import pytest
 from helpers import WAIT_SECONDS, assert_same, final, stop_after, wait_for
 from isqn.agents.dqn import DqnConfig
 from isqn.cli import main
+from isqn.data.text import read_table
 from isqn.envs.adapter import make_environment
 from isqn.envs.toy import ToyEnvironment
 from isqn.train import checkpoint, record, run
@@ -162,7 +163,7 @@ def test_a_folder_is_locked_while_it_is_trained_and_sigterm_saves_and_exits_with
     folder = tmp_path / "run"
     record.create_run(folder, HOST.replace(total_timesteps=10**7, epoch_steps=10**6))
     process = start_process("resume", str(folder))
-    wait_for(lambda: (folder / "metrics.csv").exists() and len(record.read_table(folder / "metrics.csv")) > 2, process)
+    wait_for(lambda: (folder / "metrics.csv").exists() and len(read_table(folder / "metrics.csv")) > 2, process)
     with pytest.raises(UserError, match="run is being trained by another process"):
         run.resume(folder, quiet=True)
     with pytest.raises(UserError, match="is being trained by another process"):
@@ -433,7 +434,7 @@ def test_the_tables_have_the_documented_columns(whole):
 def test_an_incomplete_last_line_of_a_table_is_ignored(tmp_path):
     path = tmp_path / "episodes.csv"
     path.write_text("step,return\n1,2\n3,4")
-    assert record.read_table(path) == [{"step": "1", "return": "2"}]
+    assert read_table(path) == [{"step": "1", "return": "2"}]
 
 
 def test_the_summary_of_a_run(whole):

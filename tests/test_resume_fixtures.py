@@ -20,7 +20,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from isqn.train import checkpoint, record
+from isqn.data.text import read_table
+from isqn.train import checkpoint, tables
 
 FIXTURES = Path(__file__).parent / "data" / "resume"
 EXPECTED = json.loads((FIXTURES / "expected.json").read_text())
@@ -102,7 +103,7 @@ def final_arrays(key: str) -> dict[str, np.ndarray]:
 def tables_of(run_dir: Path) -> dict[str, list[dict[str, str]]]:
     """Return the rows of all tables of a run, without clocks."""
     return {
-        path.name: [{k: v for k, v in row.items() if k not in CLOCKS} for row in record.read_table(path)]
+        path.name: [{k: v for k, v in row.items() if k not in CLOCKS} for row in read_table(path)]
         for path in sorted(run_dir.glob("*.csv"))
     }
 
@@ -162,6 +163,6 @@ def test_a_run_of_an_earlier_version_resumes_to_the_same_bits(ended):
         np.testing.assert_array_equal(arrays[name], array, err_msg=name)
     assert {table: digest(rows) for table, rows in tables_of(run_dir).items()} == expected["tables"]
     assert digest(counters_of(manifest)) == expected["counters"]
-    assert digest(record.results(run_dir)) == expected["results"]
+    assert digest(tables.results(run_dir)) == expected["results"]
     best = {path.name: digest_arrays(checkpoint.read(path)[0]) for path in run_dir.glob("best-*")}
     assert best == expected["best"]

@@ -13,6 +13,7 @@ import isqn
 from helpers import assert_same, final, stop_after
 from isqn.agents.registry import make_config
 from isqn.cli import main
+from isqn.data.text import read_table
 from isqn.envs.adapter import make_environment
 from isqn.presets import preset_config
 from isqn.study.catalogue import find_study
@@ -89,7 +90,8 @@ def test_the_compiled_loop_plays_the_pendulum_of_gymnasium(compiled):
     env = gym.make("Pendulum-v1").unwrapped
     env.reset(seed=0)
     for folder in compiled:
-        files = [load_file(file) for file in sorted((folder / "replay").iterdir())]
+        newest = checkpoint.read_manifest(checkpoint.folder_of(folder, checkpoint.steps(folder)[0]))
+        files = [load_file(folder / "replay" / file["name"]) for file in newest["replay"]["files"]]
         rows = {name: np.concatenate([file[name] for file in files]) for name in files[0]}
         assert rows["action"].shape == (600, 1)
         assert 0.9 < np.abs(rows["action"]).max() <= 1
@@ -100,7 +102,7 @@ def test_the_compiled_loop_plays_the_pendulum_of_gymnasium(compiled):
             expected, expected_reward, *_ = env.step(2 * action)
             np.testing.assert_allclose(next_obs, expected, atol=1e-4)
             assert reward == pytest.approx(expected_reward, abs=1e-3)
-        assert [episode["length"] for episode in record.read_table(folder / "episodes.csv")] == ["200"] * 3
+        assert [episode["length"] for episode in read_table(folder / "episodes.csv")] == ["200"] * 3
     (game,) = isqn.evaluate(isqn.Model.load(compiled[0]), episodes=1)
     assert game.length == 200
 
@@ -109,11 +111,11 @@ def test_updates_and_probes_in_the_compiled_loop(tmp_path):
     """The first update comes after step 101, as in the host loop, and each step has two."""
     config = COMPILED.replace(total_timesteps=280, epoch_steps=280, analysis=True, analysis_samples=50)
     for folder in run.start(config, tmp_path, quiet=True):
-        *_, row = record.read_table(folder / "metrics.csv")
+        *_, row = read_table(folder / "metrics.csv")
         assert int(row["updates"]) == 2 * (280 - 100)
         assert {"effective_rank", "dormant_share", "head_cosine", "entropy", "temperature"} <= row.keys()
     (folder,) = run.start(config.replace(loop="host", num_seeds=1), tmp_path / "host", quiet=True)
-    (updates,) = [row["updates"] for row in record.read_table(folder / "metrics.csv") if row["step"] == "280"]
+    (updates,) = [row["updates"] for row in read_table(folder / "metrics.csv") if row["step"] == "280"]
     assert int(updates) == 2 * (280 - 100)
 
 
@@ -144,7 +146,7 @@ def test_a_run_at_the_size_of_the_paper_resumes_to_the_same_bits(scheme, k, tmp_
     monkeypatch.undo()
     run.resume(tmp_path / "parts", quiet=True)
     assert_same(final(tmp_path / "whole"), final(tmp_path / "parts"))
-    assert int(record.read_table(tmp_path / "parts" / "metrics.csv")[-1]["updates"]) == 40
+    assert int(read_table(tmp_path / "parts" / "metrics.csv")[-1]["updates"]) == 40
 
 
 def test_the_command_line_trains_evaluates_and_probes(tmp_path, capsys):
@@ -170,7 +172,7 @@ def test_the_command_line_trains_evaluates_and_probes(tmp_path, capsys):
 
 def test_probes_during_training(tmp_path):
     run.start(CARTPOLE.replace(analysis=True, analysis_samples=100), tmp_path, quiet=True)
-    rows = record.read_table(tmp_path / "metrics.csv")
+    rows = read_table(tmp_path / "metrics.csv")
     assert {"effective_rank", "dormant_share", "head_cosine", "entropy", "temperature"} <= rows[-1].keys()
     assert 0 < float(rows[-1]["batch_norm_deviation"]) < 0.5  # inputs of length 1 have small deviations
     assert int(rows[-1]["updates"]) == 2 * (int(rows[-1]["step"]) - CARTPOLE.learning_starts)

@@ -18,6 +18,7 @@ from helpers import assert_same, final, stop_after
 from isqn.analysis.cost import measure_size
 from isqn.analysis.probe import known_values, probe_run
 from isqn.cli import main
+from isqn.data.text import read_table
 from isqn.envs.adapter import Environment, make_environment
 from isqn.envs.registry import make_native
 from isqn.envs.toy import PROBLEMS, optimal_values
@@ -53,7 +54,7 @@ def whole(tmp_path_factory):
 def test_a_stopped_and_resumed_run_ends_with_the_same_bits(config, analysis, whole, tmp_path, monkeypatch):
     config = config.replace(analysis=True, analysis_samples=64) if analysis else config
     if analysis:
-        last = record.read_table(whole(config) / "metrics.csv")[-1]
+        last = read_table(whole(config) / "metrics.csv")[-1]
         assert 1 <= float(last["effective_rank"]) <= 32
         assert float(last["target_churn_train"]) > 0
         assert float(last["target_churn_held_out"]) >= 0
@@ -139,11 +140,11 @@ def test_each_of_several_seeds_equals_a_run_of_its_own(tmp_path):
     config = COMPILED.replace(total_timesteps=300)
     several = run.start(config.replace(num_seeds=3), tmp_path / "several", quiet=True)
     run.start(config.replace(seed=1), tmp_path / "alone", quiet=True)
-    ours, alone = (record.read_table(folder / "episodes.csv") for folder in (several[1], tmp_path / "alone"))
+    ours, alone = (read_table(folder / "episodes.csv") for folder in (several[1], tmp_path / "alone"))
     for column in ("step", "return", "length"):
         assert [row[column] for row in ours] == [row[column] for row in alone]
-    losses = [[float(row["loss"]) for row in record.read_table(folder / "metrics.csv")] for folder in several]
-    (learned,) = [[float(row["loss"]) for row in record.read_table(tmp_path / "alone" / "metrics.csv")]]
+    losses = [[float(row["loss"]) for row in read_table(folder / "metrics.csv")] for folder in several]
+    (learned,) = [[float(row["loss"]) for row in read_table(tmp_path / "alone" / "metrics.csv")]]
     np.testing.assert_allclose(losses[1], learned, rtol=1e-4)
     assert losses[0] != losses[2]
 
@@ -154,7 +155,7 @@ def test_the_host_loop_trains_in_every_kind_of_environment(env_id, tmp_path):
         env_id=env_id, loop="host", num_bellman_iterations=3, torso="auto", total_timesteps=300, epoch_steps=150
     )
     run.start(config, tmp_path / "run", quiet=True)
-    assert float(record.read_table(tmp_path / "run" / "metrics.csv")[-1]["loss"]) > 0
+    assert float(read_table(tmp_path / "run" / "metrics.csv")[-1]["loss"]) > 0
     assert record.read_summary(tmp_path / "run")["label"] == "iS-Stream Q(λ) K=3"
 
 
@@ -361,7 +362,7 @@ def test_streaming_on_atari_trains_and_resumes_to_the_same_bits(tmp_path, monkey
     assert_same(final(cut), final(whole))
     summary = record.read_summary(whole)
     assert summary["protocol"] == "streaming-v1"
-    assert float(record.read_table(whole / "metrics.csv")[-1]["loss"]) > 0
+    assert float(read_table(whole / "metrics.csv")[-1]["loss"]) > 0
 
 
 def test_results_are_of_whole_games_although_lives_end_episodes(tmp_path, monkeypatch):
@@ -376,7 +377,7 @@ def test_results_are_of_whole_games_although_lives_end_episodes(tmp_path, monkey
         scheme="target-free", total_timesteps=400, epoch_steps=400, log_period_steps=200
     )
     run.start(config, tmp_path / "run", quiet=True)
-    games = record.read_table(tmp_path / "run" / "episodes.csv")
+    games = read_table(tmp_path / "run" / "episodes.csv")
     lost = sum(step.terminated for step in taken)
     assert lost == 5 * len(games)  # Breakout has five lives, and a run ends with a game
     assert sum(float(game["return"]) for game in games) == sum(step.reward for step in taken)
@@ -389,7 +390,7 @@ def test_the_horizon_counts_the_steps_of_a_game_across_lives(tmp_path):
         scheme="target-free", total_timesteps=200, epoch_steps=200, log_period_steps=200, max_episode_steps=60
     )
     run.start(config, tmp_path / "run", quiet=True)
-    games = record.read_table(tmp_path / "run" / "episodes.csv")
+    games = read_table(tmp_path / "run" / "episodes.csv")
     assert [game["length"] for game in games] == ["60"] * 4
 
 

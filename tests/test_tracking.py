@@ -15,6 +15,7 @@ import pytest
 from tensorboardX.proto import event_pb2
 
 from isqn.agents.dqn import DqnConfig
+from isqn.data.text import read_table
 from isqn.train import record, run
 
 HOST = DqnConfig(
@@ -57,8 +58,8 @@ def test_tensorboard_gets_the_rows_of_the_tables_under_the_names_of_cleanrl(conf
         *("charts/episodic_return", "charts/episodic_length", "charts/SPS", "charts/epsilon"),
         *("losses/td_loss", "losses/q_values", "analysis/updates", "analysis/memory_mb"),
     }
-    episodes = record.read_table(tmp_path / "run" / "episodes.csv")
-    metrics = record.read_table(tmp_path / "run" / "metrics.csv")
+    episodes = read_table(tmp_path / "run" / "episodes.csv")
+    metrics = read_table(tmp_path / "run" / "metrics.csv")
     tables = [
         ("charts/episodic_return", episodes, "return"),
         ("charts/episodic_length", episodes, "length"),
@@ -118,7 +119,7 @@ def test_a_tracker_that_fails_is_switched_off_with_one_warning(config, place, tm
     ours = [str(warning.message) for warning in caught if SWITCHED_OFF in str(warning.message)]
     assert ours == [f"{'wandb' if place == 'init' else 'tracker'} {SWITCHED_OFF}: no network at {place}"]
     assert record.read_summary(tmp_path / "run")["status"] == "finished"
-    assert len(record.read_table(tmp_path / "run" / "metrics.csv")) == 4
+    assert len(read_table(tmp_path / "run" / "metrics.csv")) == 4
     assert fake.calls.count(place) == 1, "it was asked again after it had failed"
 
 
@@ -130,7 +131,7 @@ def test_a_tracker_gets_the_config_and_every_row(name, tmp_path, monkeypatch):
     assert fake.about["project"] == "tracked"
     assert fake.about["name"] == "isqn/Chain-v0 iS-DQN K=1 seed 3"
     assert fake.about["config"]["hidden_sizes"] == (8,)
-    episodes = record.read_table(tmp_path / "run" / "episodes.csv")
+    episodes = read_table(tmp_path / "run" / "episodes.csv")
     returns = [(s, v["charts/episodic_return"]) for s, v in fake.logged if "charts/episodic_return" in v]
     assert returns == [(int(row["step"]), float(row["return"])) for row in episodes]
     assert [s for s, v in fake.logged if "charts/epsilon" in v] == [50, 100, 150, 200]
@@ -162,9 +163,7 @@ def test_tracking_does_not_change_what_is_learned(tmp_path, monkeypatch):
     run.start(HOST.replace(track="wandb"), tmp_path / "with", quiet=True)
     assert (tmp_path / "with" / "summary.json").exists()
     for name, column in (("episodes", "return"), ("metrics", "loss")):
-        columns = [
-            [row[column] for row in record.read_table(tmp_path / d / f"{name}.csv")] for d in ("with", "without")
-        ]
+        columns = [[row[column] for row in read_table(tmp_path / d / f"{name}.csv")] for d in ("with", "without")]
         assert columns[0] == columns[1]
 
 

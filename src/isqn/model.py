@@ -27,7 +27,7 @@ from isqn.config.fields import (
     resolve_aliases,
 )
 from isqn.config.toml import to_toml
-from isqn.data.files import DamagedFile
+from isqn.data.files import DamagedFile, writing
 from isqn.envs.adapter import Environment, make_environment, make_run_environment
 from isqn.imports import import_module_of
 from isqn.presets import default_config, preset_config
@@ -243,7 +243,7 @@ class Model:
         if record.run_state(folder) != "new" and not (folder / "model" / "manifest.json").is_file():
             raise UserError(f"{folder} holds something else; save to a folder of its own.")
         manifest = {"kind": "model", "step": self.num_timesteps, "spec": self.spec.to_json()}
-        with record.writable(folder, "path"):
+        with writing(folder, "choose another path"):
             folder.mkdir(parents=True, exist_ok=True)
             checkpoint.write(folder / "model", checkpoint.flatten({"agent": self.state}), manifest)
             record.replace_text(folder / "config.toml", to_toml(self.config))

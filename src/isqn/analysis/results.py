@@ -17,9 +17,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from isqn.config.fields import nearest
+from isqn.data.text import DamagedText, read_table
 from isqn.envs import minatar
 from isqn.envs.scores import RANDOM_RETURNS, SCORES, game_name
-from isqn.train import record
+from isqn.train import record, tables
 from isqn.types import UserError
 
 MISSING = ("fail", "drop", "truncate")
@@ -68,9 +69,9 @@ class Results:
 
 def read_run(folder: Path, config: Any, task: str, method: str) -> Run:
     """Read the results that a run folder holds so far."""
-    summary = record.read_summary(folder)
+    summary = record.read_summary(folder, strict=True)
     finished = summary.get("status") == "finished"
-    with _report_damage(folder / "summary.json" if finished else record.results_table(folder)):
+    with _report_damage(folder / "summary.json" if finished else tables.results_table(folder)):
         means = summary["epoch_returns"] if finished else _completed_epoch_returns(folder, config)
         if finished:  # the summary omits trailing epochs in which no episode ended
             if abs(summary["auc"] - sum(mean for mean in means if mean is not None)) > 1e-6:
@@ -95,6 +96,8 @@ def _report_damage(file: Path) -> Iterator[None]:
     """Turn an error while reading a file into a `UserError` that names the file."""
     try:
         yield
+    except DamagedText as error:
+        raise UserError(f"{error} Move {file.parent} away, and train that run again.") from None
     except (KeyError, TypeError, ValueError) as error:
         damage = f"{file} is damaged ({type(error).__name__}: {error})"
         raise UserError(f"{damage}; move {file.parent} away, and train that run again.") from None
@@ -105,7 +108,7 @@ def _completed_epoch_returns(folder: Path, config: Any) -> list[float | None]:
 
     The last epoch of an online run is still in progress. An offline run writes an evaluation only when it is complete.
     """
-    means = record.results(folder)["epoch_returns"] if record.results_table(folder).is_file() else []
+    means = tables.results(folder)["epoch_returns"] if tables.results_table(folder).is_file() else []
     return means if config.is_offline else means[:-1]
 
 
@@ -118,7 +121,7 @@ def _fill_gaps(means: Iterable[float | None]) -> tuple[float, ...]:
 
 
 def _read_columns(path: Path) -> dict[str, np.ndarray]:
-    rows = record.read_table(path) if path.is_file() else []
+    rows = read_table(path) if path.is_file() else []
     return {name: np.array([float(row[name] or "nan") for row in rows]) for name in (rows[0] if rows else ())}
 
 

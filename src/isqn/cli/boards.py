@@ -35,7 +35,7 @@ def evaluate(options: Any) -> int:
     hidden = play.draw_hidden_words(words, options.episodes, options.seed)
     games = play.compile_decoder(config).play(state, hidden, options.seed)
     returns, statistics = games.returns, play.guess_statistics(games, words)
-    learned_from = record.read_summary(options.run_dir).get("learned_from")
+    learned_from = record.read_summary(options.run_dir, strict=True).get("learned_from")
     scripted = {}
     if len(words) <= MANY_WORDS:
         scripted = play.baseline_returns(words, hidden, options.seed, official=config.official_colours)

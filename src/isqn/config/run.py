@@ -197,11 +197,15 @@ class Run:
         """Return the specification of an environment as the agent observes it."""
         return dataclasses.replace(spec, frame_dtype="float32") if self.normalise_observations else spec
 
+    def to_json(self) -> dict[str, Any]:
+        """Return the agent and all settings as JSON values."""
+        settings = {"agent": self.agent} | dataclasses.asdict(self)
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in settings.items()}
+
     def resume_fields(self) -> dict[str, Any]:
         """Return the settings that must not change between a stop and a resume, as JSON values."""
         may_change = {*fields.find_rules(type(self), MAY_CHANGE), *fields.find_rules(type(self), INPUT_PATH)}
-        settings = {"agent": self.agent} | {n: v for n, v in dataclasses.asdict(self).items() if n not in may_change}
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in settings.items()}
+        return {name: value for name, value in self.to_json().items() if name not in may_change}
 
     @property
     def input_paths(self) -> dict[str, str]:

@@ -9,18 +9,21 @@ from pathlib import Path
 from typing import Any
 
 from isqn.config.fields import nearest_path, read_docs
+from isqn.data.text import DamagedText, read_text
 from isqn.types import UserError
+
+START, END = "# All settings of a run, down to the last line of this file.", "# End of the settings."
 
 
 def to_toml(config: Any) -> str:
     """Return a config as TOML, with the docstring of each setting as a comment."""
     kind: type = type(config)
-    lines = ["# Agent: the first word of `isqn train`.", f"agent = {toml_value(config.agent)}"]
+    lines = [START, "# Agent: the first word of `isqn train`.", f"agent = {toml_value(config.agent)}"]
     for name, doc in read_docs(kind).items():
         value = getattr(config, name)
         lines += [f"# {line}".rstrip() for line in doc.splitlines()]
         lines.append(f"# {name} is not set" if value is None else f"{name} = {toml_value(value)}")
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, END]) + "\n"
 
 
 def toml_value(value: Any) -> str:
@@ -33,10 +36,13 @@ def toml_value(value: Any) -> str:
 def load_toml(path: Path, instead: str) -> dict[str, Any]:
     """Read a TOML file; `instead` is the advice in the error message if it cannot be read."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8-sig"))  # some editors begin a file with a byte order mark
+        text = read_text(path)
+        if text.startswith(START) and END not in text:  # what is missing must not be taken for defaults
+            raise DamagedText.at(path, len(text.splitlines()), f"it ends here, before {END!r}")
+        return tomllib.loads(text)
     except FileNotFoundError:
         raise UserError(f"{path} does not exist{nearest_path(path) or f'; {instead}'}") from None
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}); {instead}") from None
-    except (ValueError, RecursionError) as error:  # not UTF-8, not TOML, or nested too deeply for Python's parser
-        raise UserError(f"{path} is not valid TOML: {error}.") from None
+    except (ValueError, RecursionError) as error:  # not TOML, or nested too deeply for Python's parser
+        raise DamagedText(f"{path} is not valid TOML: {error}.") from None

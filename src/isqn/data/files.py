@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
+
+from safetensors import SafetensorError
 
 from isqn.types import UserError
 
@@ -13,10 +17,34 @@ Description = dict[str, Any]
 
 ALWAYS_ALLOWED_BYTES = 2**28
 MAX_RATIO = 32
+UNFINISHED = ".writing"  # end of the name of a text file that is not yet complete
 
 
 class DamagedFile(Exception):
     """Raised if a file of a checkpoint or dataset is missing, or differs from what was written."""
+
+
+class WriteError(UserError):
+    """Raised if a file cannot be written: a full disk, a limit, a missing permission."""
+
+    def __init__(self, path: Path, reason: str, advice: str = "") -> None:
+        super().__init__(f"{path} cannot be written ({reason}){'; ' * bool(advice)}{advice}.")
+        self.path, self.reason = path, reason
+
+
+@contextmanager
+def writing(path: Path, advice: str = "") -> Iterator[None]:
+    """Turn errors of the file system into a `WriteError` that names the path, the reason and what may help."""
+    try:
+        yield
+    except OSError as error:
+        raise WriteError(path, error.strerror or str(error), advice) from error
+    except SafetensorError as error:  # its text ends with that of the system: "I/O error: ... (os error 28)"
+        raise WriteError(path, str(error).rpartition(": ")[2], advice) from error
+    except WriteError as error:
+        if not advice:
+            raise
+        raise WriteError(path, error.reason, advice) from error
 
 
 def write_file(folder: Path, stem: str, content: bytes) -> Description:
@@ -28,12 +56,7 @@ def write_file(folder: Path, stem: str, content: bytes) -> Description:
     checksum = sha256(content).hexdigest()
     path = folder / f"{stem}-{checksum[:16]}.safetensors"
     if not path.exists():
-        unfinished = path.with_suffix(".unfinished")
-        with unfinished.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.replace(path)
+        _replace(path, path.with_suffix(".unfinished"), content)
     return {"name": path.name, "bytes": len(content), "sha256": checksum}
 
 
@@ -71,10 +94,21 @@ def check_claim(path: Path, name: str, claimed: int, stored: int, ratio: int = M
 
 def replace_text(path: Path, text: str) -> None:
     """Write a text file atomically: after a crash it holds the old text or the new text."""
-    temporary = path.with_name(f".{path.name}.writing")
-    temporary.write_text(text, encoding="utf-8")
-    sync(temporary)
-    os.replace(temporary, path)
+    _replace(path, path.with_name(f".{path.name}{UNFINISHED}"), text.encode())
+
+
+def _replace(path: Path, unfinished: Path, content: bytes) -> None:
+    """Write a file under another name, flush it to disk and rename it; if this fails, leave nothing behind."""
+    with writing(path):
+        try:
+            with unfinished.open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            unfinished.replace(path)
+        except OSError:
+            unfinished.unlink(missing_ok=True)
+            raise
 
 
 def sync(path: Path) -> None:

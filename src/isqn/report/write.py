@@ -13,11 +13,11 @@ from typing import Any
 
 from isqn.analysis.results import write_score_dict
 from isqn.config.fields import nearest
+from isqn.data.files import replace_text, writing
 from isqn.report import figures, page
 from isqn.report.build import Options, build, overview
 from isqn.report.charts import Figure, Report
 from isqn.report.collect import CollectedRuns, collect
-from isqn.train.record import replace_text, writable
 from isqn.types import UserError
 
 __all__ = ["Options", "require_libraries", "watch", "write"]
@@ -44,7 +44,7 @@ def write(folder: Path, out: Path, options: Options, baseline: str | None = None
         if name not in names:
             notes = " ".join(report.notes)
             raise UserError(f"--figure {name!r} is not in this report; {nearest(name, names)} {notes}".strip())
-    with writable(out, "--out"):
+    with writing(out, "choose another --out"):
         out.mkdir(parents=True, exist_ok=True)
         if not only:
             _remove_stale_figures(out / "figures", names)
@@ -109,7 +109,7 @@ def watch(folder: Path, out: Path, options: Options, baseline: str | None, secon
     while True:
         collected = collect(folder, baseline)
         report, _ = build(collected, options, watching=True)
-        with writable(out, "--out"):
+        with writing(out, "choose another --out"):
             out.mkdir(parents=True, exist_ok=True)
             replace_text(out / "index.html", page.render(report, refresh_seconds=max(1, round(seconds))))
         if not collected.num_unfinished and not collected.num_not_started:

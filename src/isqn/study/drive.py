@@ -17,6 +17,7 @@ from isqn.config.toml import to_toml
 from isqn.data.convert import convert
 from isqn.data.index import INDEX, read_index, spec_from_index
 from isqn.data.sources import own_dataset
+from isqn.data.text import read_text
 from isqn.exits import DONE, INTERRUPTED
 from isqn.presets import default_config, preset_config
 from isqn.study.cell import require_settings
@@ -162,7 +163,7 @@ def _require_matching_runs(study: Study, out: Path) -> None:
             f"{unasked[0].relative_to(out)}; choose another folder, or ask for those too."
         )
     for name, copy in _import_copies(study, out).items():
-        if existing and copy.is_file() and copy.read_text() != Path(name).read_text():
+        if existing and copy.is_file() and copy.read_bytes() != Path(name).read_bytes():
             raise UserError(
                 f"imports: {name} is not what the runs in --out {out} were trained with, which is {copy}; "
                 "choose another folder, or delete that file if no run that you keep needs it."
@@ -174,7 +175,7 @@ def _copy_imports(study: Study, out: Path) -> Study:
     copies = _import_copies(study, out)
     for name, copy in copies.items():
         copy.parent.mkdir(exist_ok=True)
-        record.replace_text(copy, Path(name).read_text())
+        record.replace_text(copy, read_text(Path(name)))
     return study.replace(imports=tuple(str(copies.get(name, name)) for name in study.imports))
 
 

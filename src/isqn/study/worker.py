@@ -62,7 +62,7 @@ def train_job(config: Any, method_dir: Path) -> None:
         return seed_dir(method_dir, seed)
 
     def has_begun(seed: int) -> bool:
-        return "trained_with" in record.read_summary(folder(seed))
+        return record.run_state(folder(seed)) != "new" and "trained_with" in record.read_summary(folder(seed))
 
     seeds = range(config.seed, config.seed + config.num_seeds)
     while left := [seed for seed in seeds if record.run_state(folder(seed)) != "finished"]:

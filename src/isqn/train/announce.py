@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from isqn.config.fields import SIZE, field_names, find_rules, flag, has_effect
 from isqn.config.run import Run
-from isqn.train import record
+from isqn.train import record, tables
 from isqn.train.progress import Progress, format_count, free_memory, memory_mb
 from isqn.train.session import Epoch
 from isqn.types import EnvSpec, UserError
@@ -19,23 +18,18 @@ def begin_summaries(config: Run, folders: list[Path], spec: EnvSpec, **more: Any
     """Write a summary to each folder, with the status "running"; return a function that writes the finished one."""
     common = {**record.provenance(), "label": config.label, "env_id": spec.id, "protocol": spec.protocol, **more}
     summaries = [
-        {**common, "seed": config.seed + index, "trained_with": relative_paths(folders, folder)}
+        {**common, "seed": config.seed + index, "trained_with": record.relative_paths(folders, folder)}
         for index, folder in enumerate(folders)
     ]
 
     def finish() -> None:
         for folder, summary in zip(folders, summaries, strict=True):
-            record.write_summary(folder, {"status": "finished", **summary, **record.results(folder)})
+            record.write_summary(folder, {"status": "finished", **summary, **tables.results(folder)})
 
     for folder, summary in zip(folders, summaries, strict=True):
         if record.run_state(folder) != "finished":  # a finished seed keeps its results when others resume
             record.write_summary(folder, {"status": "running", **summary})
     return finish
-
-
-def relative_paths(folders: list[Path], here: Path) -> list[str]:
-    """Return the folders of the seeds of one program as paths relative to one of them."""
-    return [os.path.relpath(folder, here) for folder in folders]
 
 
 def epoch_line(config: Any, epochs: list[Epoch], progress: Progress) -> str:

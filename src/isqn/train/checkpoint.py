@@ -16,12 +16,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from isqn.data.files import DamagedFile, files_needed, sync
+from isqn.data.files import DamagedFile, files_needed, sync, writing
+from isqn.lazy import jax
 from isqn.types import UserError
 
 FORMAT = 1
@@ -58,16 +58,21 @@ def write(folder: Path, arrays: dict[str, np.ndarray], manifest: dict[str, Any])
     """Write a checkpoint, so that after a crash the folder is either complete or absent."""
     temporary = folder.with_name(".writing")  # a crash may leave it behind; the next write removes it
     shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    save_file(arrays, temporary / "state.safetensors")
-    manifest = {"format": FORMAT, "state_sha256": _digest(temporary / "state.safetensors"), **manifest}
-    text = json.dumps({"manifest_sha256": _manifest_digest(manifest), **manifest}, indent=1)
-    (temporary / "manifest.json").write_text(text + "\n")
-    for path in (*temporary.iterdir(), temporary):
-        sync(path)
-    shutil.rmtree(folder, ignore_errors=True)
-    os.rename(temporary, folder)
-    sync(folder.parent)
+    with writing(folder):
+        try:
+            temporary.mkdir(parents=True)
+            save_file(arrays, temporary / "state.safetensors")
+            manifest = {"format": FORMAT, "state_sha256": _digest(temporary / "state.safetensors"), **manifest}
+            text = json.dumps({"manifest_sha256": _manifest_digest(manifest), **manifest}, indent=1)
+            (temporary / "manifest.json").write_text(text + "\n")
+            for path in (*temporary.iterdir(), temporary):
+                sync(path)
+        except (OSError, SafetensorError):
+            shutil.rmtree(temporary, ignore_errors=True)  # it may hold what is left of a full disk
+            raise
+        shutil.rmtree(folder, ignore_errors=True)
+        os.rename(temporary, folder)
+        sync(folder.parent)
 
 
 def read(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:

@@ -18,8 +18,8 @@ from isqn.train.experience import Experience
 from isqn.train.functions import Functions, draw_batch, zero_totals
 from isqn.train.probes import probe_columns, probe_features
 from isqn.train.progress import Control, Progress
-from isqn.train.record import EPISODE_COLUMNS
 from isqn.train.session import Counters, Epoch, Session, metrics_columns, restore
+from isqn.train.tables import EPISODE_COLUMNS
 from isqn.types import UserError
 
 

@@ -25,8 +25,8 @@ from isqn.train.evaluate import Episode
 from isqn.train.functions import compile_agent, zero_totals
 from isqn.train.probes import probe_columns, probe_features
 from isqn.train.progress import Control, Progress
-from isqn.train.record import EPISODE_COLUMNS
 from isqn.train.session import Counters, Epoch, Session, metrics_columns, restore
+from isqn.train.tables import EPISODE_COLUMNS
 from isqn.types import UserError
 
 GROUP = 8  # batches drawn at a time

@@ -1,11 +1,8 @@
-"""Files of a run folder: config, tables as CSV that are flushed row by row, and a summary as JSON."""
+"""A run folder: its name, its lock, its config and its summary."""
 
 from __future__ import annotations
 
-import csv
 import fcntl
-import importlib
-import io
 import json
 import os
 import platform
@@ -14,23 +11,23 @@ import shutil
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from contextvars import Context
-from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-from isqn.agents.registry import read_config_file
+from isqn.agents.registry import config_from_mapping, read_config_file
 from isqn.config.fields import nearest_path
 from isqn.config.run import Run
 from isqn.config.toml import to_toml
-from isqn.data.files import replace_text
+from isqn.data.files import UNFINISHED, DamagedFile, replace_text, writing
+from isqn.data.text import DamagedText, read_json
 from isqn.imports import IMPORTED
+from isqn.train import checkpoint
 from isqn.types import UserError
 
-EPISODE_COLUMNS = ("epoch", "episode", "step", "frame", "return", "length", "seconds")
+LOCK = ".lock"  # in the folder that it locks
 
 
 def seed_dir(folder: Path, seed: int) -> Path:
@@ -49,60 +46,6 @@ def default_run_dir(config: Run, root: Path = Path("runs")) -> Path:
     """Return the default folder of a run. It contains no time, so that the same command finds the same folder."""
     words = (config.experiment, config.env_id, config.label)
     return seed_dir(root.joinpath(*map(slug, words)), config.seed)
-
-
-class Table:
-    """A CSV file that grows by whole rows and can be truncated to its length at a checkpoint."""
-
-    def __init__(self, path: Path, columns: tuple[str, ...], length: int | None = None):
-        self.columns = columns
-        if length is None:
-            self._file = path.open("wb", buffering=0)
-            self._write(columns)
-        else:
-            self._file = path.open("r+b", buffering=0)
-            self._file.truncate(length)
-            self._file.seek(length)
-
-    def add(self, row: dict[str, Any]) -> None:
-        self._write([_cell(row.get(column)) for column in self.columns])
-
-    def _write(self, cells: Any) -> None:
-        line = io.StringIO()
-        csv.writer(line, lineterminator="\n").writerow(cells)
-        self._file.write(line.getvalue().encode())  # one write per row: a kill leaves it complete or absent
-
-    @property
-    def length(self) -> int:
-        return self._file.tell()
-
-    def flush_to_disk(self) -> None:
-        os.fsync(self._file.fileno())
-
-    def close(self) -> None:
-        self._file.close()
-
-
-def require_tables(run_dir: Path, lengths: dict[str, int]) -> None:
-    """Refuse tables that are shorter than at a checkpoint, because their rows cannot be restored."""
-    for name, length in lengths.items():
-        path = run_dir / f"{name}.csv"
-        if not path.exists() or path.stat().st_size < length:
-            raise UserError(
-                f"{path} is {'shorter than at the checkpoint' if path.exists() else 'missing'}; "
-                "put it back, or move the folder away to train it anew."
-            )
-
-
-def _cell(value: Any) -> Any:
-    return "" if value is None else f"{value:.9g}" if isinstance(value, float) else value
-
-
-def read_table(path: Path) -> list[dict[str, str]]:
-    """Return the rows of a table, without an incomplete last line."""
-    text = path.read_text()
-    complete = text[: text.rfind("\n") + 1]
-    return list(csv.DictReader(io.StringIO(complete)))
 
 
 def require_free(run_dir: Path, overwrite: bool = False) -> None:
@@ -129,11 +72,10 @@ def lock_run(run_dirs: Iterable[Path], flag: str = "--run-dir") -> Iterator[None
     """Lock run folders for this process, and create them if needed. The locks end with the process."""
     with ExitStack() as stack:
         for run_dir in run_dirs:
-            with writable(run_dir, flag):
+            with writing(run_dir, f"choose another {flag}"):
                 run_dir.mkdir(parents=True, exist_ok=True)
-                # The lock is a file beside the folder, because the folder may be emptied. It is open for writing,
-                # because network file systems lock no other files.
-                handle = os.open(run_dir.with_name(f".{run_dir.name}.lock"), os.O_RDWR | os.O_CREAT)
+                # Open for writing, because network file systems lock no other files.
+                handle = os.open(run_dir / LOCK, os.O_RDWR | os.O_CREAT)
             stack.callback(os.close, handle)
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -144,34 +86,70 @@ def lock_run(run_dirs: Iterable[Path], flag: str = "--run-dir") -> Iterator[None
         yield
 
 
-@contextmanager
-def writable(folder: Path, flag: str = "--run-dir") -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise UserError(f"{folder} cannot be written ({error.strerror}); choose another {flag}.") from None
+def clear_run(run_dir: Path, overwrite: bool = False) -> None:
+    """Delete what is in a folder that a new run may take, except its config.toml.
 
-
-def create_run(run_dir: Path, config: Run, overwrite: bool = False) -> None:
-    """Create the folder of a run with its config."""
+    A kill leaves the old run, which may have lost its results and checkpoints, or a folder without a run.
+    """
     require_free(run_dir, overwrite)
-    with writable(run_dir):
+    order = {"summary.json": 0, "checkpoints": 1}  # what is left must not be taken for a finished run
+    with writing(run_dir, "choose another --run-dir"):
         run_dir.mkdir(parents=True, exist_ok=True)
-        for path in run_dir.iterdir():  # there are none unless `overwrite` is set
-            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+        for path in sorted(run_dir.iterdir(), key=lambda path: order.get(path.name, 2)):
+            if path.name not in (LOCK, "config.toml"):
+                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+
+
+def create_run(run_dir: Path, config: Run, overwrite: bool = False, together: Sequence[Path] = ()) -> None:
+    """Make a folder that holds a new run, in one step: when config.toml appears or is replaced.
+
+    `together` lists the folders of all seeds of the program.
+    """
+    clear_run(run_dir, overwrite)
+    with writing(run_dir, "choose another --run-dir"):
+        write_summary(run_dir, {"status": "running", "trained_with": relative_paths(together or [run_dir], run_dir)})
         replace_text(run_dir / "config.toml", to_toml(config))
+
+
+def relative_paths(folders: Iterable[Path], here: Path) -> list[str]:
+    """Return the folders of the seeds of one program as paths relative to one of them."""
+    return [os.path.relpath(folder, here) for folder in folders]
 
 
 def read_config(run_dir: Path) -> Run:
     """Return the config of a run folder. Nothing that the folder names is imported."""
-    if not (run_dir / "config.toml").is_file():
+    path, has_checkpoint = run_dir / "config.toml", bool(checkpoint.steps(run_dir))
+    if not path.is_file():
         if run_dir.is_file():
             raise UserError(f"{run_dir} is a file; give the folder of a run.")
         if not run_dir.exists():
             raise UserError(f"{run_dir} does not exist{nearest_path(run_dir) or '; give the folder of a run.'}")
+        if has_checkpoint:
+            raise UserError(f"{path} is missing; `isqn resume {run_dir}` writes it again, from the last checkpoint.")
         raise UserError(f"{run_dir} is not a run: there is no config.toml in it.")
     with naming_missing_imports(run_dir):
-        return read_config_file(run_dir / "config.toml")
+        try:
+            return read_config_file(path)
+        except DamagedText as error:
+            hint = f" Delete it, and `isqn resume {run_dir}` writes it again, from the last checkpoint."
+            raise UserError(f"{error}{hint * has_checkpoint}") from None
+
+
+def restore_config(run_dir: Path) -> None:
+    """Write a missing config.toml again, with the settings of the newest checkpoint that has them all."""
+    if (run_dir / "config.toml").exists():
+        return
+    for step in checkpoint.steps(run_dir):
+        folder = checkpoint.folder_of(run_dir, step)
+        try:
+            settings = checkpoint.read_manifest(folder)["config"]
+        except DamagedFile:
+            continue
+        if "checkpoint_minutes" in settings:  # earlier versions did not save settings that may change
+            given = {name: value for name, value in settings.items() if value is not None}
+            replace_text(run_dir / "config.toml", to_toml(config_from_mapping(given, str(folder))))
+            warnings.warn(f"{run_dir / 'config.toml'} was missing and is restored from {folder}", stacklevel=2)
+            return
 
 
 @contextmanager
@@ -190,20 +168,36 @@ def naming_missing_imports(run_dir: Path) -> Iterator[None]:
 
 
 def run_state(run_dir: Path) -> str:
-    """Return the state of a folder: new, unfinished, finished or foreign."""
-    if not run_dir.exists() or (run_dir.is_dir() and not any(run_dir.iterdir())):
+    """Return the state of a folder: new, unfinished, finished or foreign.
+
+    A folder in which a kill interrupted `create_run` before the run began is new.
+    """
+    if not run_dir.exists():
         return "new"
     if not (run_dir / "config.toml").is_file():
-        return "foreign"
+        return "new" if run_dir.is_dir() and _holds_no_run(run_dir) else "foreign"
     return "finished" if read_summary(run_dir).get("status") == "finished" else "unfinished"
 
 
-def read_summary(run_dir: Path) -> dict[str, Any]:
+def _holds_no_run(folder: Path) -> bool:
+    """Return whether a folder has nothing but what `create_run` writes, under a lock, before config.toml."""
+    names = {path.name for path in folder.iterdir()}
+    left = {name for name in names if not (name.startswith(".") and name.endswith((LOCK, UNFINISHED)))}
+    return not left or (left == {"summary.json"} and LOCK in names)
+
+
+def read_summary(run_dir: Path, *, strict: bool = False) -> dict[str, Any]:
+    """Return the summary of a run; {} if there is none, or, unless `strict`, if it is damaged."""
+    path = run_dir / "summary.json"
     try:
-        summary = json.loads((run_dir / "summary.json").read_text())
-    except (OSError, ValueError):
+        summary = read_json(path) if path.is_file() else {}
+        if not isinstance(summary, dict):
+            raise DamagedText.at(path, 1, "it is not an object")
+    except DamagedText as error:
+        if strict:
+            raise UserError(f"{error} `isqn resume {run_dir}` writes it again.") from None
         return {}
-    return summary if isinstance(summary, dict) else {}
+    return summary
 
 
 def write_summary(run_dir: Path, summary: dict[str, Any]) -> None:
@@ -247,92 +241,3 @@ def _git_hash() -> str | None:
         return out.stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return None
-
-
-class Tracker:
-    """Tracker of metrics in TensorBoard, wandb or trackio, under CleanRL's names. If it fails, the run continues."""
-
-    NAMES: ClassVar = {
-        "return": "charts/episodic_return",
-        "length": "charts/episodic_length",
-        "steps_per_second": "charts/SPS",
-        "epsilon": "charts/epsilon",
-        "loss": "losses/td_loss",
-        "q_value": "losses/q_values",
-    }
-
-    def __init__(self, config: Run, run_dir: Path):
-        self._log: Any = None
-        self._finish: Any = None
-        if config.track == "none":
-            return
-        try:
-            self._open(config, run_dir)
-        except Exception as error:
-            self._switch_off(config.track, error)
-
-    def _open(self, config: Run, run_dir: Path) -> None:
-        if config.track == "tensorboard":
-            try:
-                from tensorboardX import SummaryWriter
-            except ImportError:
-                raise UserError('--track tensorboard needs `pip install "isqn[track]"`.') from None
-            writer = SummaryWriter(str(run_dir / "tensorboard"))
-            self._log = lambda values, step: [writer.add_scalar(name, value, step) for name, value in values.items()]
-            self._finish = writer.close
-            return
-        try:
-            library = importlib.import_module(config.track)
-        except ImportError:
-            raise UserError(f'--track {config.track} needs `pip install "isqn[track]"`.') from None
-        # Each seed of one process is a run: wandb needs `reinit`, and trackio would end the run in the same context.
-        settings = {"dir": run_dir, "reinit": "create_new"} if config.track == "wandb" else {}
-        name = f"{config.env_id} {config.label} seed {config.seed}"
-        run = Context().run(
-            library.init,
-            project=config.experiment,
-            name=name,
-            config={"agent": config.agent, **asdict(config)},
-            **settings,
-        )
-        self._log = lambda values, step: run.log(values, step=step)
-        self._finish = run.finish
-
-    def log(self, values: dict[str, Any], step: int) -> None:
-        if self._log is None:
-            return
-        named = {
-            self.NAMES.get(k, f"analysis/{k}"): v for k, v in values.items() if k not in ("step", "frame", "seconds")
-        }
-        try:
-            self._log(named, step)
-        except Exception as error:
-            self._switch_off("tracker", error)
-
-    def close(self) -> None:
-        if self._finish is not None:
-            try:
-                self._finish()
-            except Exception as error:
-                self._switch_off("tracker", error)
-
-    def _switch_off(self, name: str, error: Exception) -> None:
-        self._log = self._finish = None
-        consequence = "is switched off; the run continues and still writes its own files"
-        warnings.warn(f"{name} failed and {consequence}: {error}", stacklevel=3)
-
-
-def results_table(run_dir: Path) -> Path:
-    """Return the table with the results of a run: its evaluations if it is offline, or its training episodes."""
-    evaluations = run_dir / "evaluations.csv"
-    return evaluations if evaluations.is_file() else run_dir / "episodes.csv"
-
-
-def results(run_dir: Path) -> dict[str, Any]:
-    """Return the mean return of each epoch, and the sum of these means (the paper's AUC)."""
-    epochs: dict[int, list[float]] = {}
-    rows = read_table(results_table(run_dir))
-    for row in rows:
-        epochs.setdefault(int(row["epoch"]), []).append(float(row["return"]))
-    means = [sum(epochs[e]) / len(epochs[e]) if e in epochs else None for e in range(max(epochs, default=-1) + 1)]
-    return {"episodes": len(rows), "epoch_returns": means, "auc": sum(mean for mean in means if mean is not None)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -14,11 +14,11 @@ import jax
 from isqn.agents.registry import find_agent
 from isqn.config.fields import flag
 from isqn.config.run import Run
-from isqn.data.files import DamagedFile
+from isqn.data.files import DamagedFile, WriteError
 from isqn.data.replay import Memory
 from isqn.envs.adapter import Environment
-from isqn.train import checkpoint, parallel, record
-from isqn.train.announce import advise_lower, relative_paths, remarks, require_memory
+from isqn.train import checkpoint, parallel, record, tables
+from isqn.train.announce import advise_lower, remarks, require_memory
 from isqn.train.functions import agent_bytes
 from isqn.train.progress import Control, Progress
 from isqn.train.record import read_config
@@ -106,12 +106,12 @@ def start(config: Run, run_dir: Path | None = None, *, overwrite: bool = False, 
     if not parallel.is_first():
         train(config.replace(track="none"), folders, quiet=True)
         return folders
-    with record.lock_run(folders):
-        for index, folder in enumerate(folders):
-            record.create_run(folder, config.with_seed_index(index), overwrite)
+    with record.lock_run(folders), stop_on_signals() as should_stop:
         for folder in folders:
-            record.write_summary(folder, {"status": "running", "trained_with": relative_paths(folders, folder)})
-        train(config, folders, quiet=quiet)
+            record.clear_run(folder, overwrite)
+        for index, folder in enumerate(folders):
+            record.create_run(folder, config.with_seed_index(index), overwrite, folders)
+        _train(config, folders, should_stop, quiet=quiet)
     return folders
 
 
@@ -160,7 +160,7 @@ def run_dirs(config: Run, run_dir: Path | None) -> list[Path]:
 
 def _folders_of_program(run_dir: Path) -> list[Path]:
     """Return the folders of the seeds that were trained in one program, which lie beside each other."""
-    names = record.read_summary(run_dir).get("trained_with", ["."])
+    names = record.read_summary(run_dir).get("trained_with") or _named_by_siblings(run_dir)
     is_list = isinstance(names, list) and all(isinstance(name, str) for name in names)
     folders = [run_dir / name for name in names] if is_list else []
     if not folders or any(folder.resolve().parent != run_dir.resolve().parent for folder in folders):
@@ -174,12 +174,24 @@ def _folders_of_program(run_dir: Path) -> list[Path]:
     return folders
 
 
+def _named_by_siblings(run_dir: Path) -> list[str]:
+    """Return the folders with which a run was trained, if its own summary cannot be read."""
+    for path in sorted(run_dir.resolve().parent.glob("*/summary.json")):
+        names = record.read_summary(path.parent).get("trained_with")
+        if isinstance(names, list) and run_dir.resolve() in [(path.parent / str(name)).resolve() for name in names]:
+            return record.relative_paths([path.parent / name for name in names], run_dir.resolve())
+    return ["."]
+
+
 def resume(run_dir: Path, *, quiet: bool = False) -> bool:
     """Resume a run where it stopped; return False if it had finished."""
+    record.restore_config(run_dir)
     read_config(run_dir)
     if record.run_state(run_dir) == "finished":
         return False
     folders = _folders_of_program(run_dir)
+    for folder in folders:
+        record.restore_config(folder)
     config = read_config(folders[0])
     if len(folders) > 1:
         config = config.replace(num_seeds=len(folders))
@@ -193,15 +205,26 @@ def resume(run_dir: Path, *, quiet: bool = False) -> bool:
             f"{config.dataset}, which {run_dir} learns from, is not there; put it back, or give its new path: "
             f"`dataset` in {run_dir / 'config.toml'} may be changed."
         )
-    with record.lock_run(folders):
+    with record.lock_run(folders), stop_on_signals() as should_stop:
+        _complete_start(config, folders)
         for folder in folders:
             _require_unchanged(folder, read_config(folder))
         with record.naming_missing_imports(folders[0]):
             spec = specification(config)
             _require_same_protocol(folders[0], spec)
             require_possible(config, spec)
-        train(config, folders, quiet=quiet)
+        _train(config, folders, should_stop, quiet=quiet)
     return True
+
+
+def _complete_start(config: Run, folders: list[Path]) -> None:
+    """Make the folders of a program's seeds that a kill prevented `start` from making."""
+    if len(folders) == 1 or any(checkpoint.steps(folder) for folder in folders):
+        return
+    for index, folder in enumerate(folders):
+        seed = config.with_seed_index(index)
+        if record.run_state(folder) == "new" or read_config(folder) != seed:
+            record.create_run(folder, seed, overwrite=True, together=folders)
 
 
 def _require_unchanged(run_dir: Path, config: Run) -> None:
@@ -232,18 +255,46 @@ def _require_same_protocol(run_dir: Path, spec: EnvSpec) -> None:
 
 def train(config: Any, folders: list[Path], *, quiet: bool = False, env: Environment | None = None) -> None:
     """Train the runs in `folders` to the end, each from its newest checkpoint."""
+    with stop_on_signals() as should_stop:
+        _train(config, folders, should_stop, quiet=quiet, env=env)
+
+
+def _train(
+    config: Any,
+    folders: list[Path],
+    should_stop: Callable[[], bool],
+    *,
+    quiet: bool = False,
+    env: Environment | None = None,
+) -> None:
     progress = Progress(config.length, enabled=not quiet)
-    if not checkpoint.steps(folders[0]) and record.results_table(folders[0]).exists():
+    if not checkpoint.steps(folders[0]) and tables.results_table(folders[0]).exists():
         progress.say(f"there is no checkpoint in {folders[0]}: the run begins again at step 0")
     for remark in remarks(config):
         progress.say(remark)
-    with stop_on_signals() as should_stop, _name_memory_errors(config):
+    with _name_last_checkpoint(folders), _name_memory_errors(config):
         loop_of(config).train(config, folders, env, Control(progress, should_stop))
 
 
 def seconds_per_step(config: Run, seconds: float = 1.0) -> float:
     """Measure the seconds of a step of all seeds, after compiling and after learning has started."""
     return loop_of(config).seconds_per_step(config, seconds)
+
+
+@contextmanager
+def _name_last_checkpoint(folders: list[Path]) -> Iterator[None]:
+    """Add to an error of the disk or of the memory where the run goes on."""
+    try:
+        yield
+    except (WriteError, OutOfMemory) as error:
+        steps = checkpoint.steps(folders[0])
+        where = f"the last checkpoint is at step {steps[0]:,}" if steps else "there is no checkpoint yet"
+        then = "continues" if steps else "begins again"
+        raise UserError(f"{error} The run stopped; {where}, and `isqn resume {folders[0]}` {then} there.") from error
+
+
+class OutOfMemory(UserError):
+    """Raised if there is not enough memory for an update."""
 
 
 @contextmanager
@@ -256,4 +307,4 @@ def _name_memory_errors(config: Run) -> Iterator[None]:
         if isinstance(error, jax.errors.JaxRuntimeError) and not re.search("RESOURCE_EXHAUSTED|[Oo]ut of memory", why):
             raise
         advice = advise_lower(config, loop_of(config).batch_flag(config))
-        raise UserError(f"There is not enough memory for an update ({why}). {advice}") from error
+        raise OutOfMemory(f"There is not enough memory for an update ({why}). {advice}") from error

@@ -16,8 +16,8 @@ from isqn.data.device_replay import DeviceReplay, Rows
 from isqn.data.files import Description, read_file, sync, write_file
 from isqn.train import checkpoint
 from isqn.train.progress import Progress
-from isqn.train.record import EPISODE_COLUMNS
 from isqn.train.session import Counters, Epoch, Session
+from isqn.train.tables import EPISODE_COLUMNS
 from isqn.types import Array
 
 
@@ -150,17 +150,28 @@ def select_seed(tree: Any, index: int, axis: int = 0) -> Any:
 
 # -- the replay buffer as files
 
+FILE_ROWS = 4_096
+
 
 def save_rows(folder: Path, rows: Rows, files: list[Description], step: int, capacity: int) -> list[Description]:
-    """Write the rows added since the last save; return only the files that still hold some of the last `capacity`."""
+    """Write the last `capacity` rows and return the descriptions of their files.
+
+    Files begin at multiples of `FILE_ROWS`, so that their names and contents depend only on the step, and not on the
+    steps of earlier checkpoints. Of the files of the last checkpoint, those that cannot have changed are kept.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    since = max(files[-1]["until"] if files else 0, step - capacity)
-    if step > since:
-        places = np.arange(since, step) % capacity
-        content = safetensors.numpy.save({name: ring[places] for name, ring in rows._asdict().items()})
-        files = [*files, {**write_file(folder, f"rows-{step:012d}", content), "since": since, "until": step}]
-        sync(folder)
-    return [file for file in files if file["until"] > step - capacity]
+    kept = {(file["since"], file["until"]): file for file in files}
+    oldest, described = max(0, step - capacity), []
+    for start in range(oldest // FILE_ROWS * FILE_ROWS, step, FILE_ROWS):
+        since, until = max(start, oldest), min(start + FILE_ROWS, step)
+        file = kept.get((since, until))
+        if file is None:
+            places = np.arange(since, until) % capacity
+            content = safetensors.numpy.save({name: ring[places] for name, ring in rows._asdict().items()})
+            file = {**write_file(folder, f"rows-{until:012d}", content), "since": since, "until": until}
+        described.append(file)
+    sync(folder)
+    return described
 
 
 def load_rows(folder: Path, files: list[Description], replay: DeviceReplay) -> Rows:

@@ -21,7 +21,8 @@ from isqn.config.run import Run
 from isqn.data.files import DamagedFile
 from isqn.train import checkpoint
 from isqn.train.progress import Progress, memory_mb
-from isqn.train.record import Table, Tracker, require_tables
+from isqn.train.tables import Table, require_tables
+from isqn.train.tracker import Tracker
 from isqn.types import Interrupted, UserError
 
 
@@ -74,7 +75,7 @@ class Session(Generic[SomeCounters]):
         self.tables = {
             name: Table(run_dir / f"{name}.csv", columns, lengths.get(name)) for name, columns in tables.items()
         }
-        self.tracker = Tracker(config, run_dir)
+        self.tracker = Tracker(config, run_dir, first_step)
         self.last_return: float | None = None
         self.last_loss: float | None = None
         self._frames_per_step, self._keeps_files = frames_per_step, keeps_files
@@ -167,7 +168,7 @@ class Session(Generic[SomeCounters]):
         for table in self.tables.values():
             table.flush_to_disk()
         manifest = {
-            "config": self.config.resume_fields(),
+            "config": self.config.to_json(),
             "counters": asdict(self.counters),
             **save_files(),
             "tables": {name: table.length for name, table in self.tables.items()},

@@ -1,0 +1,82 @@
+"""Tables of a run folder: CSV files that are flushed row by row."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+from pathlib import Path
+from typing import Any
+
+from isqn.data.files import writing
+from isqn.data.text import DamagedText, read_table
+from isqn.types import UserError
+
+EPISODE_COLUMNS = ("epoch", "episode", "step", "frame", "return", "length", "seconds")
+
+
+class Table:
+    """A CSV file that grows by whole rows and can be truncated to its length at a checkpoint."""
+
+    def __init__(self, path: Path, columns: tuple[str, ...], length: int | None = None):
+        self.columns, self._path = columns, path
+        with writing(path):
+            self._file = path.open("wb" if length is None else "r+b", buffering=0)
+            self._file.truncate(length or 0)
+            self._file.seek(length or 0)
+        if length is None:
+            self._write(columns)
+
+    def add(self, row: dict[str, Any]) -> None:
+        self._write([_cell(row.get(column)) for column in self.columns])
+
+    def _write(self, cells: Any) -> None:
+        line = io.StringIO()
+        csv.writer(line, lineterminator="\n").writerow(cells)
+        left = line.getvalue().encode()  # one write per row: a kill leaves it complete or absent
+        with writing(self._path):
+            while left:  # a disk that is almost full takes a part, and the next write says why
+                left = left[self._file.write(left) :]
+
+    @property
+    def length(self) -> int:
+        return self._file.tell()
+
+    def flush_to_disk(self) -> None:
+        with writing(self._path):
+            os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _cell(value: Any) -> Any:
+    return "" if value is None else f"{value:.9g}" if isinstance(value, float) else value
+
+
+def require_tables(run_dir: Path, lengths: dict[str, int]) -> None:
+    """Refuse tables that are damaged or shorter than at a checkpoint, because their rows cannot be restored."""
+    for name, length in lengths.items():
+        path, advice = run_dir / f"{name}.csv", "put it back, or move the folder away to train it anew."
+        if not path.exists() or path.stat().st_size < length:
+            raise UserError(f"{path} is {'shorter than at the checkpoint' if path.exists() else 'missing'}; {advice}")
+        try:
+            read_table(path, length)
+        except DamagedText as error:
+            raise UserError(f"{error} P{advice[1:]}") from None
+
+
+def results_table(run_dir: Path) -> Path:
+    """Return the table with the results of a run: its evaluations if it is offline, or its training episodes."""
+    evaluations = run_dir / "evaluations.csv"
+    return evaluations if evaluations.is_file() else run_dir / "episodes.csv"
+
+
+def results(run_dir: Path) -> dict[str, Any]:
+    """Return the mean return of each epoch, and the sum of these means (the paper's AUC)."""
+    epochs: dict[int, list[float]] = {}
+    rows = read_table(results_table(run_dir))
+    for row in rows:
+        epochs.setdefault(int(row["epoch"]), []).append(float(row["return"]))
+    means = [sum(epochs[e]) / len(epochs[e]) if e in epochs else None for e in range(max(epochs, default=-1) + 1)]
+    return {"episodes": len(rows), "epoch_returns": means, "auc": sum(mean for mean in means if mean is not None)}
