@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from hashlib import sha256
@@ -39,8 +40,9 @@ def writing(path: Path, advice: str = "") -> Iterator[None]:
         yield
     except OSError as error:
         raise WriteError(path, error.strerror or str(error), advice) from error
-    except SafetensorError as error:  # its text ends with that of the system: "I/O error: ... (os error 28)"
-        raise WriteError(path, str(error).rpartition(": ")[2], advice) from error
+    except SafetensorError as error:  # its text ends with "(os error 28)"
+        number = re.search(r"os error (\d+)", str(error))
+        raise WriteError(path, os.strerror(int(number[1])) if number else str(error), advice) from error
     except WriteError as error:
         if not advice:
             raise

@@ -9,9 +9,11 @@ from typing import Any
 from isqn.config.fields import SIZE, field_names, find_rules, flag, has_effect
 from isqn.config.run import Run
 from isqn.train import record, tables
-from isqn.train.progress import Progress, format_count, free_memory, memory_mb
+from isqn.train.progress import Progress, format_count, free_address_space, free_memory, memory_mb
 from isqn.train.session import Epoch
 from isqn.types import EnvSpec, UserError
+
+COMPILER_BYTES = 2**28  # address space of the compiler, beside what JAX takes when it starts
 
 
 def begin_summaries(config: Run, folders: list[Path], spec: EnvSpec, **more: Any) -> Callable[[], None]:
@@ -72,6 +74,16 @@ def require_memory(size: int, needs: str, advice: str) -> None:
     available = free_memory()
     if size > 0.9 * available:
         raise UserError(f"{needs}; {available / 1e9:.1f} GB are free here. {advice}")
+
+
+def require_address_space() -> None:
+    """Refuse a run that the compiler would not survive under `ulimit -v`: it ends the process if it gets no memory."""
+    left = free_address_space()
+    if left < COMPILER_BYTES:
+        raise UserError(
+            f"{left / 1e6:,.0f} MB of address space are left under the limit of this process, and compiling takes "
+            f"{COMPILER_BYTES / 1e6:,.0f} MB; raise it (`ulimit -v`), or limit the memory by a control group."
+        )
 
 
 def advise_lower(config: Run, *first: str) -> str:

@@ -5,6 +5,7 @@ The run continues if the terminal or the pipe is closed.
 
 from __future__ import annotations
 
+import math
 import resource
 import sys
 import time
@@ -26,12 +27,15 @@ def free_memory() -> int:
 
     This is the free memory of the machine, or less under `ulimit -v` or in a control group.
     """
-    free = [psutil.virtual_memory().available]
-    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if limit != resource.RLIM_INFINITY:
-        free.append(limit - psutil.Process().memory_info().vms)
+    free = [psutil.virtual_memory().available, free_address_space()]
     free += [size for folder in control_groups() if (size := _free_in_group(folder)) is not None]
-    return max(0, min(free))
+    return int(max(0, min(free)))
+
+
+def free_address_space() -> float:
+    """Return the bytes that this process may still map under `ulimit -v`; infinity without a limit."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return math.inf if limit == resource.RLIM_INFINITY else limit - psutil.Process().memory_info().vms
 
 
 def control_groups(groups: Path = Path("/sys/fs/cgroup"), mine: Path = Path("/proc/self/cgroup")) -> list[Path]:

@@ -75,7 +75,7 @@ def lock_run(run_dirs: Iterable[Path], flag: str = "--run-dir") -> Iterator[None
             with writing(run_dir, f"choose another {flag}"):
                 run_dir.mkdir(parents=True, exist_ok=True)
                 # Open for writing, because network file systems lock no other files.
-                handle = os.open(run_dir / LOCK, os.O_RDWR | os.O_CREAT)
+                handle = os.open(run_dir / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
             stack.callback(os.close, handle)
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

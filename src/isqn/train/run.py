@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -18,7 +18,7 @@ from isqn.data.files import DamagedFile, WriteError
 from isqn.data.replay import Memory
 from isqn.envs.adapter import Environment
 from isqn.train import checkpoint, parallel, record, tables
-from isqn.train.announce import advise_lower, remarks, require_memory
+from isqn.train.announce import advise_lower, remarks, require_address_space, require_memory
 from isqn.train.functions import agent_bytes
 from isqn.train.progress import Control, Progress
 from isqn.train.record import read_config
@@ -141,6 +141,7 @@ def _compare_settings(folder: Path, config: Run) -> str:
 def require_possible(config: Any, spec: EnvSpec, **where: bool) -> None:
     """Refuse a run that cannot work, before its folder is made or an old one is deleted."""
     loop = loop_of(config)
+    require_address_space()
     size = agent_bytes(config, spec)
     require_memory(size, f"The network and its optimizer need {size / 1e9:,.1f} GB", advise_lower(config))
     number = loop.batches_in_memory(config)
@@ -283,14 +284,19 @@ def seconds_per_step(config: Run, seconds: float = 1.0) -> float:
 
 @contextmanager
 def _name_last_checkpoint(folders: list[Path]) -> Iterator[None]:
-    """Add to an error of the disk or of the memory where the run goes on."""
+    """Add to an error of the system where the run goes on."""
     try:
         yield
-    except (WriteError, OutOfMemory) as error:
-        steps = checkpoint.steps(folders[0])
-        where = f"the last checkpoint is at step {steps[0]:,}" if steps else "there is no checkpoint yet"
-        then = "continues" if steps else "begins again"
-        raise UserError(f"{error} The run stopped; {where}, and `isqn resume {folders[0]}` {then} there.") from error
+    except (WriteError, OutOfMemory, OSError) as error:
+        what = str(error)
+        if isinstance(error, OSError):  # of any other file: there may be no file handles left
+            what = f"{error.filename or folders[0]} cannot be read or written ({error.strerror or error})."
+        where, then = "nothing before the last checkpoint is lost", "continues"
+        with suppress(OSError):  # without file handles no folder can be read
+            steps = checkpoint.steps(folders[0])
+            where = f"the last checkpoint is at step {steps[0]:,}" if steps else "there is no checkpoint yet"
+            then = "continues there" if steps else "begins again"
+        raise UserError(f"{what} The run stopped; {where}, and `isqn resume {folders[0]}` {then}.") from error
 
 
 class OutOfMemory(UserError):
@@ -303,7 +309,7 @@ def _name_memory_errors(config: Run) -> Iterator[None]:
     try:
         yield
     except (MemoryError, jax.errors.JaxRuntimeError) as error:
-        why = str(error).partition("\n")[0].rstrip(".")
+        why = str(error).partition("\n")[0].rstrip(".") or type(error).__name__
         if isinstance(error, jax.errors.JaxRuntimeError) and not re.search("RESOURCE_EXHAUSTED|[Oo]ut of memory", why):
             raise
         advice = advise_lower(config, loop_of(config).batch_flag(config))
