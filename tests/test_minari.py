@@ -587,7 +587,7 @@ def test_invalid_episodes_of_arrow_are_refused(columns, sentence, data_format, t
         ("vector", pa.array([[1.0, 2, None]] * 5, pa.list_(pa.float64(), 3)), "missing values (5 of 15)"),
         ("dict", pa.array([{"zebra": 1}] * 5), "its observations have no ape"),
         ("dict", pa.array([1] * 5), "its observations are int64, not a struct as Dict"),
-        ("photo", pa.array([b"%!PS-Adobe-3.0 EPSF-3.0\n"] * 5), "cannot identify image file"),
+        ("photo", pa.array([b"%!PS-Adobe-3.0 EPSF-3.0\n"] * 5), "image 0 of its observations is not a JPEG image"),
         ("photo", pa.array(["text"] * 5), "its observations are string, not lists of 4320 numbers"),
     ],
 )

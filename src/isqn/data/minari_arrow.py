@@ -103,11 +103,16 @@ def _decode_images(column: Any, space: Any, name: str) -> Array:
     _require_no_nulls(column, name)
     images = np.empty((len(column), *space.shape), np.uint8)
     for row, content in enumerate(column):
-        image = Image.open(io.BytesIO(content.as_py()), formats=("JPEG",))
-        shape = (image.height, image.width, *[len(image.getbands())][: len(space.shape) - 2])
-        if shape != space.shape or image.mode not in ("L", "RGB"):
+        try:
+            image = Image.open(io.BytesIO(content.as_py()), formats=("JPEG",))
+            shape = (image.height, image.width, *[len(image.getbands())][: len(space.shape) - 2])
+            is_right = shape == space.shape and image.mode in ("L", "RGB")
+            pixels = np.asarray(image) if is_right else None
+        except Exception as error:  # a damaged image can raise anything
+            raise ValueError(f"image {row} of its {name} is not a JPEG image") from error
+        if pixels is None:
             raise ValueError(f"image {row} of its {name} is {image.mode} {shape}, not {space}")
-        images[row] = np.asarray(image)
+        images[row] = pixels
     return images
 
 
