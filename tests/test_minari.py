@@ -16,6 +16,8 @@ import gymnasium as gym
 import h5py
 import minari
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
 import pytest
 from gymnasium import spaces
 from hypothesis import given, settings
@@ -48,6 +50,7 @@ OBSERVATIONS: dict[str, spaces.Space[Any]] = {
     "colours": spaces.Box(0, 255, (6, 5, 3), np.uint8),
     "channels first": spaces.Box(0, 255, (3, 40, 36), np.uint8),
     "booleans": spaces.Box(0, 1, (4, 4, 2), np.bool_),
+    "photo": spaces.Box(0, 255, (40, 36, 3), np.uint8),  # large enough for JPEG
     "tuple": spaces.Tuple((spaces.Discrete(3, start=1), spaces.MultiDiscrete([2, 3]))),
     # in another order than by name, which is the one that Minari's file gives back
     "dict": spaces.Dict(OrderedDict(zebra=spaces.Discrete(3), ape=spaces.Box(0, 255, (2, 2), np.uint8))),
@@ -105,7 +108,7 @@ def column(space: spaces.Space[Any], values: list[Any]) -> Any:
     return values if isinstance(space, spaces.Text) else np.stack(values)
 
 
-def record(env: gym.Env, name: str, episodes: int = 2) -> Path:
+def record(env: gym.Env, name: str, episodes: int = 2, **options: Any) -> Path:
     """Record random actions, and write them by Minari's own writer."""
     buffers = []
     env.action_space.seed(0)
@@ -127,10 +130,15 @@ def record(env: gym.Env, name: str, episodes: int = 2) -> Path:
                 truncations=truncations,
             )
         )
+    return create(name, buffers, env, **options)
+
+
+def create(name: str, buffers: list[EpisodeBuffer], env: gym.Env, **options: Any) -> Path:
+    """Write episodes by Minari's own writer."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         created = minari.create_dataset_from_buffers(
-            name, buffers, env=env, algorithm_name="random", jpeg_encoding=False
+            name, buffers, env=env, algorithm_name="random", **{"jpeg_encoding": False, **options}
         )
     return Path(created.spec.data_path).parent
 
@@ -433,6 +441,221 @@ def test_spaces_that_are_not_supported_are_refused_by_name(kwargs, sentence):
     folder = record(gym.make("Toy-v0", **kwargs), "toys/random-v0", episodes=1)
     with pytest.raises(UserError, match=sentence):
         find_source(folder, None, 1, 1)
+
+
+# -- Arrow and Parquet
+
+ARROW = pytest.mark.parametrize("data_format", ["arrow", "parquet"])
+
+
+def replace_columns(folder: Path, data_format: str, columns: dict[str, Any]) -> None:
+    """Replace columns of episode 1 (None removes one), as other software could write them."""
+    (path,) = (folder / "data" / "1").glob("part-*")
+    table = pa.dataset.dataset(path, format=data_format).to_table()
+    kept = {name: table[name].combine_chunks() for name in table.column_names} | columns
+    write_table(path, pa.table({name: values for name, values in kept.items() if values is not None}))
+
+
+def write_table(path: Path, table: pa.Table) -> None:
+    if path.suffix == ".parquet":
+        return pyarrow.parquet.write_table(table, path)
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table)
+
+
+def assert_same_pieces(folder: Path, other: Path) -> None:
+    (pieces, spec), (others, other_spec) = read_pieces(folder), read_pieces(other)
+    assert spec == other_spec
+    for piece, same in zip(pieces, others, strict=True):
+        assert_identical([*piece], [*same])
+
+
+def refusal(folder: Path, out: Path) -> str:
+    """Return the sentence that refuses a conversion, which leaves nothing behind."""
+    with pytest.raises(UserError) as refused:
+        convert(*find_source(folder, None, 1, 1), out)
+    assert not out.exists()
+    sentence = str(refused.value)
+    assert sentence.endswith(".")
+    assert "\n" not in sentence
+    return sentence
+
+
+@ARROW
+@pytest.mark.parametrize("jpeg_encoding", [False, True])
+@pytest.mark.parametrize("kind", [kind for kind in OBSERVATIONS if kind != "text"])
+def test_arrow_gives_the_transitions_of_hdf5(kind, jpeg_encoding, data_format):
+    """Bit by bit, also of composite observations and of images that Minari stores as JPEG."""
+    env, options = gym.make("Toy-v0", observations=kind), {"jpeg_encoding": jpeg_encoding}
+    folder = record(env, "toys/arrow-v0", data_format=data_format, **options)
+    assert_same_pieces(folder, record(env, "toys/hdf5-v0", **options))
+
+
+@ARROW
+def test_arrow_gives_the_continuous_actions_of_hdf5(data_format):
+    env = gym.make("Toy-v0", actions="box")
+    assert_same_pieces(record(env, "toys/arrow-v0", data_format=data_format), record(env, "toys/hdf5-v0"))
+
+
+@ARROW
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # Minari leaves its temporary folder to the garbage collector
+def test_what_the_data_collector_of_minari_writes_is_read(data_format, home):
+    """With infos, which are arrays in Taxi and are not read."""
+    for name in ("hdf5", data_format):
+        env = minari.DataCollector(gym.make("Taxi-v4", max_episode_steps=20), record_infos=True, data_format=name)
+        env.action_space.seed(0)
+        for seed in range(3):
+            env.reset(seed=seed)
+            while not any(env.step(env.action_space.sample())[2:4]):
+                pass
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            env.create_dataset(f"taxi/{name}-v0", algorithm_name="random")
+        env.close()
+    assert_same_pieces(home / "taxi" / f"{data_format}-v0", home / "taxi" / "hdf5-v0")
+
+
+@ARROW
+def test_long_and_empty_episodes_of_arrow_are_read_as_those_of_hdf5(data_format):
+    """Minari itself loads only the first batch of an episode. An episode without steps gives no piece."""
+
+    def episode(steps: int) -> EpisodeBuffer:
+        rng = np.random.default_rng(steps)
+        frames, actions = rng.normal(size=(steps + 1, 3)), rng.integers(2, 5, steps)
+        ends = (np.arange(steps) == steps - 1).tolist()
+        return EpisodeBuffer(
+            observations=frames,
+            actions=actions,
+            rewards=rng.normal(size=steps).tolist(),
+            terminations=ends,
+            truncations=[False] * steps,
+        )
+
+    env, episodes = gym.make("Toy-v0"), [episode(steps) for steps in (70_000, 0, 1)]
+    folder = create("toys/arrow-v0", episodes, env, data_format=data_format)
+    assert [piece.num_transitions for piece in read_pieces(folder)[0]] == [70_000, 1]
+    (first,) = minari.load_dataset("toys/arrow-v0").storage.get_episodes([0])
+    assert len(first["rewards"]) < 70_000  # if this fails, Minari reads whole episodes, and could read them for isqn
+    assert_same_pieces(folder, create("toys/hdf5-v0", [episodes[0], episodes[2]], env))
+
+
+@ARROW
+@pytest.mark.parametrize("missing", ["", "observation_space", "action_space"])
+@pytest.mark.parametrize("changes", HOSTILE_SPECS)
+def test_nothing_that_an_arrow_dataset_names_is_imported(changes, missing, data_format, witness, tmp_path, capsys):
+    """Minari would make the environment of a dataset that lacks a space, so its reader is never called."""
+    folder = record(gym.make("CartPole-v1"), "cart/random-v0", data_format=data_format)
+    change_env_spec(folder, **changes)
+    change_metadata(folder, eval_env_spec=json.dumps(changes), **({missing: None} if missing else {}))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module.import_storage(), "read", None)
+        code = main(["data", "convert", str(folder), "-o", str(tmp_path / "out"), "--quiet"])
+    assert code == (0 if "vector_entry_point" in changes and not missing else 1)
+    assert missing == "" or f"has no {missing}, and isqn does not make what a file names" in capsys.readouterr().err
+
+
+@ARROW
+@pytest.mark.parametrize(
+    ("columns", "sentence"),
+    [
+        ({"actions": [5] * 5}, "episode 1: its actions go from 5 to 5, which is not in Discrete"),
+        ({"actions": [2.5] * 5}, "episode 1: its actions are float64"),
+        ({"terminations": [False, True, False, True, False]}, "episode 1: it ends at step 1 and goes on after it"),
+        ({"observations": [8] * 5}, "episode 1: its observations go from 8 to 8, which is not in Discrete"),
+        ({"rewards": [0, 0, np.nan, 0, 0]}, "minari, episodes: the reward at step 2 of episode 1"),
+        ({"rewards": [0, 0, -np.inf, 0, 0]}, "minari, episodes: the reward at step 2 of episode 1"),
+        ({"rewards": [0, 0, None, 0, 0]}, "episode 1 cannot be read (its rewards have missing values (1 of 4))"),
+        ({"terminations": [None] * 5}, "episode 1 cannot be read (its terminations have missing values (4 of 4))"),
+        ({"rewards": ["a"] * 5}, "episode 1 cannot be read (its rewards are string, not numbers)"),
+        ({"observations": [[3]] * 5}, "episode 1 cannot be read (its observations are list<"),
+        ({"truncations": None}, "episode 1 cannot be read (it has no truncations)"),
+    ],
+)
+def test_invalid_episodes_of_arrow_are_refused(columns, sentence, data_format, tmp_path):
+    folder = record(gym.make("Toy-v0", observations="discrete"), "toys/random-v0", data_format=data_format)
+    replace_columns(folder, data_format, columns)
+    assert sentence in refusal(folder, tmp_path / "out")
+
+
+@ARROW
+@pytest.mark.parametrize(
+    ("kind", "values", "sentence"),
+    [
+        ("vector", pa.array([[1.0] * 4] * 5, pa.list_(pa.float64(), 4)), "not lists of 3 numbers as Box"),
+        ("vector", pa.array([[1.0] * 3] * 5, pa.list_(pa.float64())), "not lists of 3 numbers as Box"),
+        ("vector", pa.array([[1.0] * 3] * 4 + [None], pa.list_(pa.float64(), 3)), "missing values (1 of 5)"),
+        ("vector", pa.array([[1.0, 2, None]] * 5, pa.list_(pa.float64(), 3)), "missing values (5 of 15)"),
+        ("dict", pa.array([{"zebra": 1}] * 5), "its observations have no ape"),
+        ("dict", pa.array([1] * 5), "its observations are int64, not a struct as Dict"),
+        ("photo", pa.array([b"%!PS-Adobe-3.0 EPSF-3.0\n"] * 5), "image 0 of its observations is not a JPEG image"),
+        ("photo", pa.array(["text"] * 5), "its observations are string, not lists of 4320 numbers"),
+    ],
+)
+def test_observations_that_do_not_fit_their_space_are_refused(kind, values, sentence, data_format, tmp_path):
+    folder = record(gym.make("Toy-v0", observations=kind), "toys/random-v0", data_format=data_format)
+    replace_columns(folder, data_format, {"observations": values})
+    assert sentence in refusal(folder, tmp_path / "out")
+
+
+def test_images_of_another_size_are_refused_by_their_header(tmp_path):
+    env = gym.make("Toy-v0", observations="photo")
+    folder = record(env, "toys/random-v0", data_format="arrow", jpeg_encoding=True)
+    space = serialize_space(spaces.Box(0, 255, (36, 40, 3), np.uint8))
+    change_metadata(folder, observation_space=space)
+    recording = module.open_recording(folder)
+    (part,) = module.source(recording, make_environment("Toy-v0").spec, recording.observation_space).parts
+    with pytest.raises(UserError, match=r"image 0 of its observations is RGB \(40, 36, 3\), not Box"):
+        next(part.pieces())
+
+
+@ARROW
+def test_damaged_files_of_arrow_are_refused_in_one_sentence(data_format, tmp_path):
+    folder = record(gym.make("Toy-v0"), "toys/random-v0", data_format=data_format)
+    inner, path = folder / "data" / "1", folder / "data" / "1" / f"part-0.{data_format}"
+    content, metadata = path.read_bytes(), (inner / "metadata.json").read_bytes()
+    for damaged in (b"", content[:-20], content[: len(content) // 2], content[:-90] + bytes(80) + content[-10:]):
+        path.write_bytes(damaged)
+        assert "random-v0 is damaged: episode 1 cannot be read (" in refusal(folder, tmp_path / "out")
+    path.write_bytes(content)
+    for damaged in (b"", b"[" * 10_000, b"[]", b"{}", b'{"total_steps": 3}'):
+        (inner / "metadata.json").write_bytes(damaged)
+        assert "random-v0 is damaged: episode 1 cannot be read (" in refusal(folder, tmp_path / "out")
+    assert "it has 3 steps in its metadata.json and 5 rows; L steps need L + 1 rows" in refusal(
+        folder, tmp_path / "out"
+    )
+    (inner / "metadata.json").write_bytes(metadata)
+    (inner / f"part-1.{data_format}").write_bytes(content)
+    assert "it has 2 files, and Minari writes one" in refusal(folder, tmp_path / "out")
+    shutil.rmtree(inner)
+    assert "random-v0 is damaged: episode 1 cannot be read (" in refusal(folder, tmp_path / "out")
+
+
+def test_offsets_outside_of_an_arrow_file_are_refused(tmp_path):
+    """Following them would end the process."""
+    env = gym.make("Toy-v0", observations="photo")
+    folder = record(env, "toys/random-v0", data_format="arrow", jpeg_encoding=True)
+    offsets = pa.py_buffer(np.array([0, 2**30, -(2**30), 2**30, 2**30, 64], np.int32))
+    images = pa.Array.from_buffers(pa.binary(), 5, [None, offsets, pa.py_buffer(bytes(64))])
+    replace_columns(folder, "arrow", {"observations": images})
+    assert "random-v0 is damaged: episode 1 cannot be read (" in refusal(folder, tmp_path / "out")
+
+
+@ARROW
+def test_arrow_without_pyarrow_is_answered_with_the_install_line(data_format, tmp_path, monkeypatch, capsys):
+    folder = record(gym.make("Toy-v0"), "toys/random-v0", data_format=data_format)
+    monkeypatch.setitem(sys.modules, "pyarrow.dataset", None)
+    assert main(["data", "convert", str(folder), "-o", str(tmp_path / "out")]) == 1
+    sentence = f'random-v0 is stored as {data_format}; reading it needs `pip install "isqn[offline]"`.'
+    assert sentence in capsys.readouterr().err
+
+
+@ARROW
+def test_other_episodes_of_arrow_are_another_source(data_format):
+    """A stopped conversion does not go on with them."""
+    folder = record(gym.make("Toy-v0"), "toys/random-v0", data_format=data_format)
+    before = find_source(folder, None, 1, 1)[0].identity
+    replace_columns(folder, data_format, {"note": pa.array(["x"] * 5)})
+    assert find_source(folder, None, 1, 1)[0].identity != before
 
 
 # -- written datasets

@@ -1,7 +1,8 @@
 """Minari datasets (Younis et al. 2024): their reader and their writer. Both need `pip install "isqn[offline]"`.
 
 Nothing that a file names is imported or made here. Minari makes the environment of a file that lacks a space, so such a
-file is refused before Minari reads it. The writer uses Minari's own storage, so that Minari loads what it wrote.
+file is refused before Minari reads it. The writer uses Minari's own storage, so that Minari loads what it wrote; the
+reader uses it for HDF5, and `minari_arrow` for the other formats.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 
 from isqn.data.dataset import UNKNOWN_POLICY, Dataset, Piece, check_output_folder
 from isqn.data.index import MINARI
+from isqn.data.minari_arrow import ARROW_FORMATS, read_episode, require_pyarrow
 from isqn.data.sample import CONTEXT, INSIDE, TERMINATED, TRUNCATED
 from isqn.data.sources import Part, Source, digest_files
 from isqn.data.spaces import action_space, fits, leaves, observation_space, to_frames, to_observations
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
 Array = NDArray[Any]
 
 PREFIX = "minari:"  # of a dataset that is named by its id
-FORMATS = ("hdf5", "arrow", "parquet")
+FORMATS = ("hdf5", *ARROW_FORMATS)
 NAMES = "letters, digits, - and _ before -vN, such as cartpole/expert-v0; a namespace has two characters or more"
 # Entries of `infos` that keep what Minari has no place for. Other software may ignore them.
 CONTEXT_FRAMES, AGENT_ACTIONS = "isqn_context", "isqn_actions"
@@ -212,23 +214,16 @@ def source(recording: Recording, spec: EnvSpec, space: Space[Any]) -> Source:
 
     The space is that of the environment: the parts of a Dict may be in another order in the file.
     """
-    from PIL import EpsImagePlugin
-
-    EpsImagePlugin.gs_binary = False  # a file that claims to hold JPEG images must not start Ghostscript
     folder, total = recording.folder, recording.metadata["total_episodes"]
-    try:
-        storage = import_storage().read(_data(folder))
-    except ImportError as error:
-        raise _unreadable(folder, str(error).rstrip(".")) from None
-    except Exception as error:  # a damaged file can raise anything
-        raise _unreadable(folder, "its data are damaged") from error
+    read = _episode_reader(recording)
 
     def pieces() -> Iterator[Piece]:
         for number in range(total):
             try:
-                (episode,) = storage.get_episodes([number])
+                episode = read(number)
             except Exception as error:  # a damaged file can raise anything
-                raise UserError(f"{folder} is damaged: episode {number} cannot be read ({error}).") from error
+                reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+                raise UserError(f"{folder} is damaged: episode {number} cannot be read ({reason}).") from error
             try:
                 yield from _read_episode(episode, spec, space, is_own="isqn_spec" in recording.metadata)
             except KeyError as error:
@@ -238,7 +233,26 @@ def source(recording: Recording, spec: EnvSpec, space: Space[Any]) -> Source:
 
     policy = str(recording.metadata.get("algorithm_name", UNKNOWN_POLICY))
     part = Part("episodes", 0, recording.metadata["total_steps"], pieces)
-    return Source("minari", policy, [part], digest_files(_data(folder).iterdir()))
+    return Source("minari", policy, [part], digest_files(_data(folder).rglob("*")))
+
+
+def _episode_reader(recording: Recording) -> Callable[[int], dict[str, Any]]:
+    """Return a function that reads an episode by its number."""
+    data, data_format = _data(recording.folder), recording.metadata["data_format"]
+    if data_format in ARROW_FORMATS:
+        require_pyarrow(recording.folder, data_format)
+        spaces = (recording.observation_space, recording.action_space)
+        return lambda number: read_episode(data, number, data_format, spaces)
+    from PIL import EpsImagePlugin
+
+    EpsImagePlugin.gs_binary = False  # a file that claims to hold JPEG images must not start Ghostscript
+    try:
+        storage = import_storage().read(data)
+    except ImportError as error:
+        raise _unreadable(recording.folder, str(error).rstrip(".")) from None
+    except Exception as error:  # a damaged file can raise anything
+        raise _unreadable(recording.folder, "its data are damaged") from error
+    return lambda number: next(iter(storage.get_episodes([number])))
 
 
 def _read_episode(episode: dict[str, Any], spec: EnvSpec, space: Space[Any], *, is_own: bool) -> Iterator[Piece]:

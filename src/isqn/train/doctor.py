@@ -18,7 +18,7 @@ EXTRAS = {
     "atari": ("ale_py", "cv2"),
     "minatar": ("pgx", "minatar"),
     "dmc": ("dm_control", "mujoco"),
-    "offline": ("minari", "google_crc32c", "PIL"),
+    "offline": ("minari", "pyarrow", "google_crc32c", "PIL"),
     "language": ("wordle",),
     "report": ("matplotlib", "plotly"),
     "ray": ("ray",),
