@@ -424,7 +424,15 @@ def test_train_writes_the_documented_files_and_prints_the_folder(trained):
     names = {path.name for path in trained.folder.iterdir()}
     best = {name for name in names if name.startswith("best-")}
     assert len(best) == 1
-    assert names - best == {"config.toml", "episodes.csv", "metrics.csv", "summary.json", "checkpoints", "replay"}
+    assert names - best == {
+        ".lock",
+        "config.toml",
+        "episodes.csv",
+        "metrics.csv",
+        "summary.json",
+        "checkpoints",
+        "replay",
+    }
     config = read_config_file(trained.folder / "config.toml")
     assert (config.label, config.hidden_sizes, config.total_timesteps) == ("iS-DQN K=2", (8,), 300)
     summary = json.loads((trained.folder / "summary.json").read_text())
@@ -537,7 +545,8 @@ def test_an_update_that_does_not_fit_names_the_flags(error, refused, monkeypatch
     sentence = refused("train", *SHORT, "--run-dir", str(tmp_path / "run"))
     assert sentence.startswith("There is not enough memory for an update (")
     assert sentence.endswith(
-        "8 bytes). Lower --batch-size, --num-bellman-iterations, --num-seeds, --hidden-sizes or --width-factor."
+        "8 bytes). Lower --batch-size, --num-bellman-iterations, --num-seeds, --hidden-sizes or --width-factor. "
+        f"The run stopped; there is no checkpoint yet, and `isqn resume {tmp_path / 'run'}` begins again."
     )
 
 
@@ -584,7 +593,7 @@ def test_an_unexpected_failure_is_one_line(monkeypatch, capsys, tmp_path):
     def fail(*args, **kwargs):
         raise ZeroDivisionError("in the middle\nof a long story")
 
-    monkeypatch.setattr(run, "train", fail)
+    monkeypatch.setattr(run, "start", fail)
     words = ["train", *SHORT, "--run-dir", str(tmp_path / "run"), "--quiet"]
     assert main(words) == 1
     out, err = capsys.readouterr()
@@ -597,8 +606,7 @@ def test_an_unexpected_failure_is_one_line(monkeypatch, capsys, tmp_path):
 def test_a_folder_in_place_of_a_file_is_named(capsys, tmp_path):
     (tmp_path / "study.toml").mkdir()
     assert main(["study", "training-time", "--out", str(tmp_path), "--no-report"]) == 1
-    sentence = f"isqn: {tmp_path / 'study.toml'} cannot be read or written (Is a directory)"
-    assert capsys.readouterr().err == f"{sentence} (add --debug for the traceback)\n"
+    assert capsys.readouterr().err == f"isqn: {tmp_path / 'study.toml'} cannot be written (Is a directory).\n"
 
 
 def test_ctrl_c_is_answered_at_once(monkeypatch, capsys):

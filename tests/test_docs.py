@@ -8,6 +8,7 @@ import pkgutil
 import re
 import runpy
 import shlex
+import signal
 from dataclasses import replace
 from html import unescape
 from pathlib import Path
@@ -222,10 +223,19 @@ def test_fields_of_the_summary(tmp_path):
 
 def test_exit_codes():
     text = section("docs/files.md", "Exit codes")
-    assert re.findall(r"^\| (\d+) \|", text, re.MULTILINE) == ["0", "1", "2", str(INTERRUPTED), "130"]
+    codes = ["0", "1", "2", str(INTERRUPTED), "130", f"{128 + signal.SIGHUP}, {128 + signal.SIGTERM}"]
+    assert re.findall(r"^\| ([\d, ]+) \|", text, re.MULTILINE) == codes
 
 
 OVERVIEW = "docs/reference/overview.md"
+
+
+def test_promises_name_tests_that_exist():
+    named = re.findall(r"`(?:(tests/\w+\.py)::)?(test_\w+)`", PAGES["docs/reliability.md"])
+    assert len(named) > 20
+    texts = {path: (ROOT / path).read_text() for path in {path for path, _ in named if path}}
+    for path, name in named:
+        assert any(f"def {name}(" in text for where, text in texts.items() if path in ("", where)), name
 
 
 def test_table_of_commands():

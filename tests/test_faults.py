@@ -57,12 +57,12 @@ def whole(tmp_path_factory):
 
 
 class SmallDisk:
-    """File system of 2 MB in memory. Where mounting is not allowed, a limit on the size of files takes its place."""
+    """File system of 16 MB in memory. Where mounting is not allowed, a limit on the size of files takes its place."""
 
     def __init__(self, path: Path) -> None:
         path.mkdir()
         self.path, self._filler = path, path / "filler"
-        command = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(path)]
+        command = ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(path)]
         self._is_mounted = not subprocess.run(command, capture_output=True).returncode
         self.reason = "No space left on device" if self._is_mounted else "File too large"
 
@@ -162,6 +162,7 @@ def test_commands_that_write_say_that_the_disk_is_full(disk, whole, tmp_path, ca
     for words, made in (
         (["data", "convert", str(source), "--out"], "copy/index.json"),
         (["data", "collect", str(whole["host"]), "--steps", "500", "--out"], "collected/index.json"),
+        (["data", "convert", str(source), "--to", "minari", "--out"], "exported-v0/data/metadata.json"),
         (["report", str(tmp_path / "runs"), "--out"], "report/index.html"),
     ):
         out = disk.path / Path(made).parts[0]
@@ -211,7 +212,9 @@ def test_a_study_on_a_full_disk_fails_and_goes_on_when_there_is_room(disk, tmp_p
     disk.empty()
     disk.fill(6 * PAGE)  # enough for the study, and not for its run
     assert main(words) == FAILED
-    assert disk.reason in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "FAILED isqn-Chain-v0--TB-DQN--0" in error
+    assert disk.reason in error or "bytes left" in error
     disk.empty()
     assert main(words) == DONE
 

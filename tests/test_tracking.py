@@ -8,15 +8,18 @@ import subprocess
 import sys
 import types
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tensorboardX.proto import event_pb2
 
 from isqn.agents.dqn import DqnConfig
 from isqn.data.text import read_table
-from isqn.train import record, run
+from isqn.train import checkpoint, record, run
 
 HOST = DqnConfig(
     env_id="isqn/Chain-v0",
@@ -39,15 +42,50 @@ SWITCHED_OFF = "failed and is switched off; the run continues and still writes i
 def scalars(folder: Path) -> dict[str, dict[int, float]]:
     """Return name -> step -> value from the event files of TensorBoard."""
     found: dict[str, dict[int, float]] = {}
+    for event in events(folder):
+        for value in event.summary.value:
+            found.setdefault(value.tag, {})[event.step] = value.simple_value
+    return found
+
+
+def events(folder: Path) -> Iterator[Any]:
     for path in sorted(folder.glob("events.out.tfevents.*")):
         content = path.read_bytes()
         while content:
             (length,) = struct.unpack("<Q", content[:8])  # length, checksum, record, checksum
-            event = event_pb2.Event.FromString(content[12 : 12 + length])
+            yield event_pb2.Event.FromString(content[12 : 12 + length])
             content = content[16 + length :]
-            for value in event.summary.value:
-                found.setdefault(value.tag, {})[event.step] = value.simple_value
-    return found
+
+
+def starts_of_sessions(folder: Path) -> list[int]:
+    """Return the steps from which TensorBoard hides what earlier event files say."""
+    return [event.step for event in events(folder) if event.session_log.status == event_pb2.SessionLog.START]
+
+
+@LOOPS
+def test_tensorboard_hides_what_a_killed_run_wrote_after_its_checkpoint(config, tmp_path, monkeypatch):
+    """TensorBoard drops events from the step of a session's start on, if they were written before it."""
+
+    @contextmanager
+    def killed():
+        calls = iter(range(180 if config.loop == "host" else 3))
+
+        def kill():
+            if next(calls, None) is None:
+                raise KeyboardInterrupt
+            return False
+
+        yield kill
+
+    folder = tmp_path / "run"
+    monkeypatch.setattr(run, "stop_on_signals", killed)
+    with pytest.raises(KeyboardInterrupt):
+        run.start(config.replace(track="tensorboard"), folder, quiet=True)
+    monkeypatch.undo()
+    (saved, *_) = checkpoint.steps(folder)
+    assert max(scalars(folder / "tensorboard")["charts/epsilon"]) > saved
+    run.resume(folder, quiet=True)
+    assert starts_of_sessions(folder / "tensorboard") == [saved + 1]
 
 
 @LOOPS

@@ -19,7 +19,7 @@ import numpy as np
 import safetensors.numpy
 from numpy.typing import NDArray
 
-from isqn.data.files import DamagedFile, Description, path_in, read_file, replace_text, sync, write_file
+from isqn.data.files import DamagedFile, Description, path_in, read_file, replace_text, sync, write_file, writing
 from isqn.data.frames import BLOCK_ROWS, Layout, RawFrames, StoredFrames, make_frames, map_arrays
 from isqn.data.index import FORMAT, INDEX, digest_index, read_index, spec_from_index
 from isqn.data.sample import COLUMNS, CONTEXT, ENDED, INSIDE, TERMINATED, TRUNCATED, Rows, action_dtype
@@ -126,7 +126,8 @@ class DatasetWriter:
     def _write_shard(self, number: int) -> Description:
         count = min(self._shard_rows, self.total - number * self._shard_rows)
         columns = {"actions": self._actions[:count], "rewards": self._rewards[:count], "ends": self._ends[:count]}
-        self.folder.mkdir(parents=True, exist_ok=True)
+        with writing(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
         arrays = {**columns, **self._frames.segment(number, count)}
         file = write_file(self.folder, f"rows-{number:06d}", safetensors.numpy.save(arrays))
         return {**file, "rows": count, "columns_crc32": _columns_crc(arrays)}
@@ -143,9 +144,10 @@ class DatasetWriter:
         description = {"rows": self.total, "shard_rows": self._shard_rows, "files": files}
         index = {"format": FORMAT, "spec": self.spec.to_json(), **asdict(self.about), **description, **more}
         text = json.dumps({**index, "index_sha256": digest_index(index)}, indent=1)
-        self.folder.mkdir(parents=True, exist_ok=True)
-        replace_text(self.folder / INDEX, text + "\n")
-        sync(self.folder)
+        with writing(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            replace_text(self.folder / INDEX, text + "\n")
+            sync(self.folder)
         if tidy:
             named = {file["name"] for file in files}
             for path in [path for path in self.folder.glob("rows-*") if path.name not in named]:

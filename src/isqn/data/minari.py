@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from isqn.data.dataset import UNKNOWN_POLICY, Dataset, Piece, check_output_folder
+from isqn.data.files import writing
 from isqn.data.index import MINARI
 from isqn.data.minari_arrow import ARROW_FORMATS, read_episode, require_pyarrow
 from isqn.data.sample import CONTEXT, INSIDE, TERMINATED, TRUNCATED
@@ -360,14 +361,15 @@ def export(folder: Path, out: Path, env_spec: GymnasiumSpec | None = None, space
     space = observation_space(dataset.spec) if space is None else space
     temporary = out.with_name(f".{out.name}.writing")  # left by a crash, it is removed by the next call
     shutil.rmtree(temporary, ignore_errors=True)
-    (temporary / "data").mkdir(parents=True)
-    storage = storage_class.new(
-        (temporary / "data").resolve(), space, action_space(dataset.spec), env_spec, jpeg_encoding=False
-    )
-    about = {"dataset_id": name, "minari_version": __version__, "algorithm_name": dataset.index["policy"]}
-    storage.update_metadata({**about, "isqn_spec": dataset.spec.to_json(), "isqn_digest": dataset.digest})
-    storage.update_episodes(_episodes(dataset, space))
-    temporary.replace(out)
+    with writing(out):
+        (temporary / "data").mkdir(parents=True)
+        storage = storage_class.new(
+            (temporary / "data").resolve(), space, action_space(dataset.spec), env_spec, jpeg_encoding=False
+        )
+        about = {"dataset_id": name, "minari_version": __version__, "algorithm_name": dataset.index["policy"]}
+        storage.update_metadata({**about, "isqn_spec": dataset.spec.to_json(), "isqn_digest": dataset.digest})
+        storage.update_episodes(_episodes(dataset, space))
+        temporary.replace(out)
     if out.resolve().is_relative_to(root().resolve()):
         _create_namespace(name)
     return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -36,6 +37,8 @@ from isqn.types import Interrupted, UserError
 
 POLL_SECONDS = 0.5
 STOP_SECONDS = 120.0  # timeout for jobs to save; a scheduler may be slow to report that one has ended
+
+LITTLE_ROOM = 2**20  # bytes on a disk
 
 
 # -- training
@@ -122,11 +125,15 @@ def _stop(running: dict[Handle, Job], progress: StudyProgress) -> None:
 
 
 def last_line(log: Path) -> str:
+    """Return the last line of a log, which says why a job failed; without one, the disk may be full."""
     try:
         lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
     except OSError:
         return "no log"
-    return lines[-1].removeprefix("isqn: ") if lines else "nothing in its log"
+    if lines:
+        return lines[-1].removeprefix("isqn: ")
+    free = shutil.disk_usage(log.parent).free
+    return "nothing in its log" + (f"; its disk has {free:,} bytes left" if free < LITTLE_ROOM else "")
 
 
 # -- checks before training
