@@ -141,7 +141,7 @@ def test_a_second_start_at_the_same_time_is_refused(tmp_path, undisturbed):
     _, errors = second.communicate()
     first.send_signal(signal.SIGCONT)
     assert second.returncode == 1
-    assert errors.splitlines()[-1] == f"isqn: {tmp_path / 'out'} is being trained by another process."
+    assert errors.splitlines()[-1] == f"isqn: {tmp_path / 'out'} is in use by another process."
     first.communicate()
     assert first.returncode == 0
     assert outcome(tmp_path / "out") == undisturbed
@@ -357,7 +357,7 @@ def test_a_worker_waits_for_another_worker(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(worker.time, "sleep", lambda seconds: lock.__exit__(None, None, None))
     worker.train_job(config, tmp_path)
     assert record.run_state(tmp_path / "seed-0") == "finished"
-    assert f"{tmp_path / 'seed-0'} is being trained by another process. Waiting for it." in capsys.readouterr().err
+    assert f"{tmp_path / 'seed-0'} is in use by another process. Waiting for it." in capsys.readouterr().err
 
 
 def test_gpus_are_taken_in_turn(monkeypatch, tmp_path):

@@ -415,9 +415,27 @@ def test_a_kill_while_a_run_is_overwritten_leaves_no_mixture(whole, tmp_path, mo
             assert record.read_summary(folder)["seed"] == seed == 5
 
 
-def test_the_lock_lies_inside_of_the_folder(whole):
-    assert {path.name for path in whole["host"].parent.iterdir()} == {"host"}
-    assert (whole["host"] / record.LOCK).is_file()
+def test_a_lock_lies_in_its_folder_and_leaves_nothing(tmp_path):
+    folder = tmp_path / "run"
+    with files.lock_folder(folder, ""):
+        assert [path.name for path in tmp_path.rglob("*")] == ["run", files.LOCK]
+        with pytest.raises(files.Busy, match="run is in use by another process"), files.lock_folder(folder, ""):
+            pass
+    assert not folder.exists()
+    folder.mkdir()
+    (folder / files.LOCK).touch()  # left by a kill
+    with files.lock_folder(folder, ""):
+        pass
+    assert [*folder.iterdir()] == []
+
+
+def test_two_commands_do_not_write_one_dataset(whole, tmp_path, capsys):
+    words = ["data", "convert", str(whole["host"] / "dataset"), "--out", str(tmp_path / "copy")]
+    with files.lock_folder(tmp_path / "copy", ""):
+        assert main(words) == FAILED
+    assert capsys.readouterr().err == f"isqn: {tmp_path / 'copy'} is in use by another process.\n"
+    assert main(words) == DONE
+    assert {path.suffix for path in (tmp_path / "copy").iterdir()} == {".json", ".safetensors"}
 
 
 # -- files that are rebuilt

@@ -164,9 +164,9 @@ def test_a_folder_is_locked_while_it_is_trained_and_sigterm_saves_and_exits_with
     record.create_run(folder, HOST.replace(total_timesteps=10**7, epoch_steps=10**6))
     process = start_process("resume", str(folder))
     wait_for(lambda: (folder / "metrics.csv").exists() and len(read_table(folder / "metrics.csv")) > 2, process)
-    with pytest.raises(UserError, match="run is being trained by another process"):
+    with pytest.raises(UserError, match="run is in use by another process"):
         run.resume(folder, quiet=True)
-    with pytest.raises(UserError, match="is being trained by another process"):
+    with pytest.raises(UserError, match="is in use by another process"):
         run.start(HOST, folder, overwrite=True, quiet=True)
     assert (folder / "metrics.csv").exists(), "nothing was deleted"
     process.send_signal(signal.SIGTERM)

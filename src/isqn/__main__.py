@@ -10,8 +10,10 @@ from typing import Any
 
 def stop(signum: int, _: Any) -> None:
     """Say that a signal has ended the command; while it trains, another handler saves first."""
-    print(f"isqn: stopped by {signal.Signals(signum).name}", file=sys.stderr, flush=True)
-    os._exit(128 + signum)
+    try:
+        os.write(2, f"isqn: stopped by {signal.Signals(signum).name}\n".encode())
+    finally:  # the terminal may be gone
+        os._exit(128 + signum)
 
 
 def console() -> None:

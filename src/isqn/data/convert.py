@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from isqn.data.dataset import DatasetWriter, Piece, Provenance
+from isqn.data.files import lock_folder
 from isqn.data.sample import CONTEXT, INSIDE, TRUNCATED
 from isqn.data.sources import Part, Source
 from isqn.keys import host_generator
@@ -55,25 +56,26 @@ def convert(
     index = writer.resume(identity=source.identity)
     if index.get("complete"):
         return False
-    done, transitions = list(index.get("done", ())), index.get("transitions", 0)
-    for part in source.parts:
-        if part.name in done:
-            continue
-        part = part._replace(pieces=partial(finite_pieces, source.kind, part))
-        for piece in prefetch(select_subset(part, subset, fraction, seed)):
-            if should_stop():
-                raise Interrupted(
-                    f"stopped after {len(done)} of {len(source.parts)} parts; run the same command to resume"
-                )
-            writer.extend(piece)
-            transitions += piece.num_transitions
-            report(transitions)
-        done.append(part.name)
-        complete = len(done) == len(source.parts)
-        if complete and not writer.total:
-            hint = f"; take a larger fraction than {fraction:g}" if subset != "all" else ""
-            raise UserError(f"The subset contains no transition{hint}.")
-        writer.save(tidy=True, identity=source.identity, done=done, transitions=transitions, complete=complete)
+    with lock_folder(out, "choose another --out"):
+        done, transitions = list(index.get("done", ())), index.get("transitions", 0)
+        for part in source.parts:
+            if part.name in done:
+                continue
+            part = part._replace(pieces=partial(finite_pieces, source.kind, part))
+            for piece in prefetch(select_subset(part, subset, fraction, seed)):
+                if should_stop():
+                    raise Interrupted(
+                        f"stopped after {len(done)} of {len(source.parts)} parts; run the same command to resume"
+                    )
+                writer.extend(piece)
+                transitions += piece.num_transitions
+                report(transitions)
+            done.append(part.name)
+            complete = len(done) == len(source.parts)
+            if complete and not writer.total:
+                hint = f"; take a larger fraction than {fraction:g}" if subset != "all" else ""
+                raise UserError(f"The subset contains no transition{hint}.")
+            writer.save(tidy=True, identity=source.identity, done=done, transitions=transitions, complete=complete)
     return True
 
 

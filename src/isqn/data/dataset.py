@@ -19,7 +19,7 @@ import numpy as np
 import safetensors.numpy
 from numpy.typing import NDArray
 
-from isqn.data.files import DamagedFile, Description, path_in, read_file, replace_text, sync, write_file, writing
+from isqn.data.files import LOCK, DamagedFile, Description, path_in, read_file, replace_text, sync, write_file, writing
 from isqn.data.frames import BLOCK_ROWS, Layout, RawFrames, StoredFrames, make_frames, map_arrays
 from isqn.data.index import FORMAT, INDEX, digest_index, read_index, spec_from_index
 from isqn.data.sample import COLUMNS, CONTEXT, ENDED, INSIDE, TERMINATED, TRUNCATED, Rows, action_dtype
@@ -162,7 +162,7 @@ class DatasetWriter:
         check_output_folder(self.folder)
         names = [path.name for path in self.folder.iterdir()] if self.folder.exists() else []
         if INDEX not in names:
-            if not all(name.startswith(("rows-", f".{INDEX}")) for name in names):
+            if not all(name.startswith(("rows-", f".{INDEX}", LOCK)) for name in names):
                 raise UserError(f"{self.folder} is not empty and not a dataset; give --out another folder.")
             return {}
         index = read_index(self.folder)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
+import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ Description = dict[str, Any]
 
 ALWAYS_ALLOWED_BYTES = 2**28
 MAX_RATIO = 32
+LOCK = ".lock"  # in the folder that it locks
 UNFINISHED = ".writing"  # end of the name of a text file that is not yet complete
 
 
@@ -47,6 +50,45 @@ def writing(path: Path, advice: str = "") -> Iterator[None]:
         if not advice:
             raise
         raise WriteError(path, error.reason, advice) from error
+
+
+class Busy(UserError):
+    """Raised if another process works in a folder."""
+
+
+@contextmanager
+def lock_folder(folder: Path, advice: str) -> Iterator[None]:
+    """Lock a folder for this process, and create it if needed. The lock ends with the process, however that ends.
+
+    Afterwards the file of the lock is deleted, and so is a folder that was created and is still empty.
+    """
+    path, is_new = folder / LOCK, not folder.exists()
+    with writing(folder, advice):
+        folder.mkdir(parents=True, exist_ok=True)
+        # Open for writing, because network file systems lock no other files.
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        _lock(handle, path)
+        try:
+            yield
+        finally:
+            with suppress(OSError):
+                path.unlink()
+                if is_new:
+                    folder.rmdir()  # fails unless it is empty
+    finally:
+        os.close(handle)
+
+
+def _lock(handle: int, path: Path) -> None:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise Busy(f"{path.parent} is in use by another process.") from None
+    except OSError as error:
+        warnings.warn(f"{path.parent} cannot be locked ({error.strerror}): use it only once at a time.", stacklevel=5)
+    if not path.exists() or not os.path.samestat(os.fstat(handle), path.stat()):  # deleted since it was opened
+        raise Busy(f"{path.parent} is in use by another process.")
 
 
 def write_file(folder: Path, stem: str, content: bytes) -> Description:
@@ -96,7 +138,12 @@ def check_claim(path: Path, name: str, claimed: int, stored: int, ratio: int = M
 
 def replace_text(path: Path, text: str) -> None:
     """Write a text file atomically: after a crash it holds the old text or the new text."""
-    _replace(path, path.with_name(f".{path.name}{UNFINISHED}"), text.encode())
+    replace_bytes(path, text.encode())
+
+
+def replace_bytes(path: Path, content: bytes) -> None:
+    """Write a file atomically: after a crash it holds the old content or the new content."""
+    _replace(path, path.with_name(f".{path.name}{UNFINISHED}"), content)
 
 
 def _replace(path: Path, unfinished: Path, content: bytes) -> None:

@@ -7,7 +7,6 @@ reads: a damaged file can crash the process. So its files are read here, and onl
 from __future__ import annotations
 
 import io
-import json
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from isqn.data.arrays import MAX_COMPRESSION
+from isqn.data.files import check_claim
+from isqn.data.text import read_json
 from isqn.types import UserError
 
 if TYPE_CHECKING:
@@ -24,7 +26,7 @@ Array = NDArray[Any]
 
 COLUMNS = ("observations", "actions", "rewards", "terminations", "truncations")
 ARROW_FORMATS = ("arrow", "parquet")
-IGNORED = ("_", ".", "metadata.json")  # first letters of files that Minari does not read
+IGNORED_PREFIXES = ("_", ".", "metadata.json")  # of files that Minari does not read
 
 
 def require_pyarrow(folder: Path, data_format: str) -> None:
@@ -44,30 +46,44 @@ def read_episode(data: Path, number: int, data_format: str, spaces: tuple[Space[
     each of L + 1 observations; the other columns are padded by one row.
     """
     folder = data / str(number)
-    columns = _read_columns(folder, data_format)
-    rows = len(columns["observations"])
-    metadata = json.loads((folder / "metadata.json").read_text(encoding="utf-8"))
+    metadata = read_json(folder / "metadata.json")
     steps = metadata.get("total_steps") if isinstance(metadata, dict) else None
-    if steps != rows - 1:
-        raise ValueError(f"it has {steps!r} steps in its metadata.json and {rows} rows; L steps need L + 1 rows")
+    columns = _read_columns(folder, data_format, steps)
     episode = {"observations": _decode(columns["observations"], spaces[0], "observations")}
     episode["actions"] = _decode(columns["actions"][:-1], spaces[1], "actions")
     return episode | {name: _to_numpy(columns[name][:-1], name) for name in ("rewards", "terminations", "truncations")}
 
 
-def _read_columns(folder: Path, data_format: str) -> dict[str, Any]:
-    """Read and validate the columns of an episode."""
+def _read_columns(folder: Path, data_format: str, steps: Any) -> dict[str, Any]:
+    """Read and validate the columns of an episode of so many steps."""
     from pyarrow import dataset, fs
 
-    paths = [path for path in sorted(folder.iterdir()) if not path.name.startswith(IGNORED)]
+    paths = [path for path in sorted(folder.iterdir()) if not path.name.startswith(IGNORED_PREFIXES)]
     if len(paths) != 1:
         raise ValueError(f"it has {len(paths)} files, and Minari writes one")
     source = dataset.dataset(str(paths[0]), format=data_format, filesystem=fs.LocalFileSystem())
     if missing := [name for name in COLUMNS if name not in source.schema.names]:
         raise ValueError(f"it has no {' and no '.join(missing)}")
+    rows = source.count_rows()
+    if steps != rows - 1:
+        raise ValueError(f"it has {steps!r} steps in its metadata.json and {rows} rows; L steps need L + 1 rows")
+    stored = paths[0].stat().st_size
+    for name in COLUMNS:  # before anything is decompressed
+        check_claim(paths[0], name, rows * _min_bytes(source.schema.field(name).type), stored, MAX_COMPRESSION)
     table = source.to_table(columns=[*COLUMNS], use_threads=False)
     table.validate(full=True)  # offsets of a damaged file can point anywhere in memory
     return {name: table.column(name).combine_chunks() for name in COLUMNS}
+
+
+def _min_bytes(kind: Any) -> int:
+    """Return the bytes that a row of a type takes at least; 0 if its rows may be empty."""
+    from pyarrow import types
+
+    if types.is_struct(kind):
+        return sum(_min_bytes(kind.field(index).type) for index in range(kind.num_fields))
+    if types.is_fixed_size_list(kind):
+        return int(kind.list_size) * _min_bytes(kind.value_type)
+    return kind.bit_width // 8 if types.is_primitive(kind) else 0
 
 
 def _decode(column: Any, space: Any, name: str) -> Any:

@@ -16,9 +16,9 @@ from isqn.analysis import cost
 from isqn.config.fields import INPUT_PATH, MAY_CHANGE, field_names, field_types, find_rules, name_settings
 from isqn.config.toml import to_toml
 from isqn.data.convert import convert
+from isqn.data.files import replace_bytes
 from isqn.data.index import INDEX, read_index, spec_from_index
 from isqn.data.sources import own_dataset
-from isqn.data.text import read_text
 from isqn.exits import DONE, INTERRUPTED
 from isqn.presets import default_config, preset_config
 from isqn.study.cell import require_settings
@@ -38,7 +38,7 @@ from isqn.types import Interrupted, UserError
 POLL_SECONDS = 0.5
 STOP_SECONDS = 120.0  # timeout for jobs to save; a scheduler may be slow to report that one has ended
 
-LITTLE_ROOM = 2**20  # bytes on a disk
+LOW_DISK_BYTES = 2**20  # bytes on a disk
 
 
 # -- training
@@ -133,7 +133,7 @@ def last_line(log: Path) -> str:
     if lines:
         return lines[-1].removeprefix("isqn: ")
     free = shutil.disk_usage(log.parent).free
-    return "nothing in its log" + (f"; its disk has {free:,} bytes left" if free < LITTLE_ROOM else "")
+    return "nothing in its log" + (f"; its disk has {free:,} bytes left" if free < LOW_DISK_BYTES else "")
 
 
 # -- checks before training
@@ -182,7 +182,7 @@ def _copy_imports(study: Study, out: Path) -> Study:
     copies = _import_copies(study, out)
     for name, copy in copies.items():
         copy.parent.mkdir(exist_ok=True)
-        record.replace_text(copy, read_text(Path(name)))
+        replace_bytes(copy, Path(name).read_bytes())
     return study.replace(imports=tuple(str(copies.get(name, name)) for name in study.imports))
 
 

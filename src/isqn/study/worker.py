@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from isqn.agents.registry import read_config_file
+from isqn.data.files import Busy
 from isqn.exits import DONE, FAILED, INTERRUPTED
 from isqn.imports import import_all
 from isqn.train.record import seed_dir
@@ -88,7 +89,7 @@ def train_job(config: Any, method_dir: Path) -> None:
                     run.start(new.replace(num_seeds=len(together)), method_dir, overwrite=True)
             if not parallel.is_first():  # the first process says when it is finished
                 return
-        except record.Busy as busy:
+        except Busy as busy:
             print(f"isqn: {busy} Waiting for it.", file=sys.stderr, flush=True)
             time.sleep(WAIT_SECONDS)
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from isqn.agents.base import Agent, AgentState, identity_observe
 from isqn.data.dataset import DatasetWriter, Provenance
+from isqn.data.files import lock_folder
 from isqn.envs.adapter import Environment
 from isqn.keys import episode_seed
 from isqn.train.evaluate import FrameStack
@@ -57,27 +58,30 @@ def collect(
         state, obs = call.observe_eval(state, frame)
         return obs
 
-    while step < steps:
-        frame = env.reset(episode_seed(seed, episode), restart=True)
-        obs, length, is_over, total = stack.reset(observe(frame)), 0, False, 0.0
-        writer.add_first(frame)
-        while not is_over:
-            action = np.asarray(call.act(state, obs, epsilon, step, episode).action)
-            frame, reward, terminated, truncated = env.step(action)
-            step, length, total = step + 1, length + 1, total + reward
-            truncated = truncated or (not terminated and length >= max_episode_steps)
-            writer.add(action, reward, terminated, truncated, frame)
-            obs, is_over = stack.push(observe(frame)), terminated or truncated
-            if is_over and env.game_continues and length < max_episode_steps:  # a lost life is not the end of the game
-                frame = env.reset(episode_seed(seed, episode))
-                obs, is_over = stack.reset(observe(frame)), False
-                writer.add_first(frame)
-        episode += 1
-        report(step, total)
-        stopping = should_stop() and step < steps
-        if step - saved_step >= SAVE_STEPS or step >= steps or stopping:
-            saved_step = step
-            writer.save(tidy=True, **settings, step=step, episode=episode, complete=step >= steps)
-        if stopping:
-            raise Interrupted(f"stopped at step {step:,}; the same command resumes it")
+    with lock_folder(out, "choose another --out"):
+        while step < steps:
+            frame = env.reset(episode_seed(seed, episode), restart=True)
+            obs, length, is_over, total = stack.reset(observe(frame)), 0, False, 0.0
+            writer.add_first(frame)
+            while not is_over:
+                action = np.asarray(call.act(state, obs, epsilon, step, episode).action)
+                frame, reward, terminated, truncated = env.step(action)
+                step, length, total = step + 1, length + 1, total + reward
+                truncated = truncated or (not terminated and length >= max_episode_steps)
+                writer.add(action, reward, terminated, truncated, frame)
+                obs, is_over = stack.push(observe(frame)), terminated or truncated
+                if (
+                    is_over and env.game_continues and length < max_episode_steps
+                ):  # a lost life is not the end of the game
+                    frame = env.reset(episode_seed(seed, episode))
+                    obs, is_over = stack.reset(observe(frame)), False
+                    writer.add_first(frame)
+            episode += 1
+            report(step, total)
+            stopping = should_stop() and step < steps
+            if step - saved_step >= SAVE_STEPS or step >= steps or stopping:
+                saved_step = step
+                writer.save(tidy=True, **settings, step=step, episode=episode, complete=step >= steps)
+            if stopping:
+                raise Interrupted(f"stopped at step {step:,}; the same command resumes it")
     return True

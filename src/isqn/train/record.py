@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import platform
@@ -21,13 +20,11 @@ from isqn.agents.registry import config_from_mapping, read_config_file
 from isqn.config.fields import nearest_path
 from isqn.config.run import Run
 from isqn.config.toml import to_toml
-from isqn.data.files import UNFINISHED, DamagedFile, replace_text, writing
+from isqn.data.files import LOCK, UNFINISHED, DamagedFile, lock_folder, replace_text, writing
 from isqn.data.text import DamagedText, read_json
 from isqn.imports import IMPORTED
 from isqn.train import checkpoint
 from isqn.types import UserError
-
-LOCK = ".lock"  # in the folder that it locks
 
 
 def seed_dir(folder: Path, seed: int) -> Path:
@@ -63,26 +60,12 @@ def require_free(run_dir: Path, overwrite: bool = False) -> None:
         raise UserError(f"{run_dir} exists and is not a run; choose another --run-dir.")
 
 
-class Busy(UserError):
-    """Another process trains this run."""
-
-
 @contextmanager
 def lock_run(run_dirs: Iterable[Path], flag: str = "--run-dir") -> Iterator[None]:
     """Lock run folders for this process, and create them if needed. The locks end with the process."""
     with ExitStack() as stack:
         for run_dir in run_dirs:
-            with writing(run_dir, f"choose another {flag}"):
-                run_dir.mkdir(parents=True, exist_ok=True)
-                # Open for writing, because network file systems lock no other files.
-                handle = os.open(run_dir / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
-            stack.callback(os.close, handle)
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise Busy(f"{run_dir} is being trained by another process.") from None
-            except OSError as error:
-                warnings.warn(f"{run_dir} cannot be locked ({error.strerror}): train it only once.", stacklevel=3)
+            stack.enter_context(lock_folder(run_dir, f"choose another {flag}"))
         yield
 
 
@@ -180,10 +163,10 @@ def run_state(run_dir: Path) -> str:
 
 
 def _holds_no_run(folder: Path) -> bool:
-    """Return whether a folder has nothing but what `create_run` writes, under a lock, before config.toml."""
+    """Return whether a folder has nothing but what `create_run` writes before config.toml."""
     names = {path.name for path in folder.iterdir()}
     left = {name for name in names if not (name.startswith(".") and name.endswith((LOCK, UNFINISHED)))}
-    return not left or (left == {"summary.json"} and LOCK in names)
+    return not left or (left == {"summary.json"} and "trained_with" in read_summary(folder))
 
 
 def read_summary(run_dir: Path, *, strict: bool = False) -> dict[str, Any]:

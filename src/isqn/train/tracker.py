@@ -42,8 +42,7 @@ class Tracker:
             except ImportError:
                 raise UserError('--track tensorboard needs `pip install "isqn[track]"`.') from None
             # TensorBoard hides what a killed run wrote after the checkpoint from which it is resumed
-            purge = {"purge_step": first_step + 1} if first_step else {}
-            writer = SummaryWriter(str(run_dir / "tensorboard"), **purge)
+            writer = SummaryWriter(str(run_dir / "tensorboard"), purge_step=first_step + 1)
             self._log = lambda values, step: [writer.add_scalar(name, value, step) for name, value in values.items()]
             self._finish = writer.close
             return
