@@ -1,8 +1,4 @@
-"""Damaged datasets are read or refused: never a crash, a hang, or an allocation much larger than the file.
-
-The parent process starts this file as a child, which reads many damaged datasets. A crash or a limit that is exceeded
-ends the child, and the parent reports the case, which its number reproduces.
-"""
+"""Damaged datasets are read or refused: never a crash, a hang, or an allocation much larger than the file."""
 
 from __future__ import annotations
 
@@ -10,38 +6,43 @@ import gzip
 import hashlib
 import io
 import json
-import resource
 import shutil
-import signal
 import struct
-import subprocess
-import sys
-import tempfile
 import tracemalloc
 import zipfile
 import zlib
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import h5py
 import numpy as np
 import pytest
 from PIL import Image
 
-from isqn.data import arrays, rlds, sources
+from fuzzing import (
+    ALLOWED_BYTES,
+    MANY,
+    PARTS,
+    Reader,
+    check_all,
+    damage_bytes,
+    damage_json,
+    list_files,
+    run_child,
+)
+from isqn.data import arrays, minari, rlds, sources
 from isqn.data.dataset import Dataset, DatasetWriter, Piece, Provenance
 from isqn.data.index import INDEX
 from isqn.data.sample import INSIDE, TERMINATED
 from isqn.data.tfrecord import masked_crc, read_examples
+from isqn.train.source import find_source
 from isqn.types import EnvSpec, UserError
 
 SMALL = EnvSpec("Small", "toy", (2, 2, 1), "uint8", 6, frame_stack=4)
 VECTOR = EnvSpec("Vector", "toy", (3,), "float32", 6)
-CPU_SECONDS = 10  # of one case; processor time, so that a busy machine does not matter
-ALLOWED_BYTES = 8_000_000  # of Python and numpy in one case; the files have less than 20 kB
-ADDRESS_SPACE = 2**30  # more than the child has at its start, for libraries in C
+QUICK = 1_000  # cases in `make test`
 FOLDER = Path(__file__).parent / "data"
 
 
@@ -178,11 +179,34 @@ def read_arrays(folder: Path) -> None:
         read_source(arrays.arrays(path, kind, VECTOR, lambda obs: np.array(obs, np.float32)))
 
 
+def write_minari(env_id: str) -> Callable[[Path], None]:
+    """Return a function that writes two episodes by Minari's own storage."""
+
+    def write(folder: Path) -> None:
+        write_dataset(VECTOR if env_id else SMALL)(folder / "dataset")
+        env_spec = gym.spec(env_id) if env_id else None
+        minari.export(folder / "dataset", folder / "exported", env_spec)
+        shutil.rmtree(folder / "dataset")
+        for path in (folder / "exported" / "data").iterdir():
+            path.rename(folder / path.name)
+        shutil.rmtree(folder / "exported")
+
+    return write
+
+
+def read_minari(folder: Path) -> None:
+    read_source(find_source(folder, None, 1, 1)[0])
+
+
 def read_dataset(folder: Path) -> None:
     dataset = Dataset.open(folder)
     for _ in dataset.pieces():
         pass
     dataset.sample(4, np.random.default_rng(0))
+
+
+def resume_dataset(spec: EnvSpec) -> Callable[[Path], None]:
+    return lambda folder: DatasetWriter(folder, spec, Provenance("nobody")).resume() and None
 
 
 KINDS: dict[str, tuple[Callable[[Path], None], Callable[[Path], None]]] = {
@@ -193,51 +217,16 @@ KINDS: dict[str, tuple[Callable[[Path], None], Callable[[Path], None]]] = {
     "prepared": (write_prepared, lambda folder: read_source(rlds.rlds(folder, PONG))),
     "npz": (write_npz, read_arrays),
     "hdf5": (write_hdf5, read_arrays),
+    "minari": (write_minari(""), read_minari),
+    "minari with env": (write_minari("CartPole-v1"), read_minari),
     "images": (write_dataset(SMALL), read_dataset),
     "vectors": (write_dataset(VECTOR), read_dataset),
+    "resumed images": (write_dataset(SMALL), resume_dataset(SMALL)),
+    "resumed vectors": (write_dataset(VECTOR), resume_dataset(VECTOR)),
 }
 
 
 # -- damage
-
-
-def damage_bytes(content: bytes, rng: np.random.Generator) -> bytes:
-    """Overwrite, insert, repeat or cut off bytes; small numbers and extreme ones are frequent."""
-    changed = bytearray(content)
-    for _ in range(rng.integers(1, 5)):
-        place, length = int(rng.integers(len(changed) + 1)), int(rng.choice([1, 1, 1, 2, 4, 8]))
-        value = rng.choice([rng.bytes(length), b"\0" * length, b"\xff" * length, b"\x7f" + b"\xff" * (length - 1)])
-        match rng.integers(16):
-            case 0:
-                changed[place:place] = value
-            case 1:
-                del changed[place : place + int(rng.integers(1, 40))]
-            case 2:
-                changed[place:place] = changed[place : place + int(rng.integers(1, 40))]
-            case 3 if rng.random() < 0.3:
-                del changed[place:]
-            case _:
-                changed[place : place + length] = value
-    return bytes(changed)
-
-
-JSON_VALUES = [None, -1, 0, 1, 2**31, 2**70, 1e308, float("nan"), "", "x", "../x", "/etc/passwd", [], {}, [[]], True]
-
-
-def damage_json(content: Any, rng: np.random.Generator) -> Any:
-    """Replace or remove one value somewhere in nested lists and objects."""
-    keys = [*content] if isinstance(content, dict) else [*range(len(content))] if isinstance(content, list) else []
-    if not keys:
-        return JSON_VALUES[rng.integers(len(JSON_VALUES))]
-    key = keys[rng.integers(len(keys))]
-    changed = content.copy()
-    if isinstance(content[key], dict | list) and rng.random() < 0.8:
-        changed[key] = damage_json(content[key], rng)
-    elif rng.random() < 0.2:
-        del changed[key]
-    else:
-        changed[key] = JSON_VALUES[rng.integers(len(JSON_VALUES))]
-    return changed
 
 
 def damage_inside(path: Path, rng: np.random.Generator) -> bytes:
@@ -290,13 +279,17 @@ def sign_dataset(folder: Path) -> None:
         pass
 
 
-def damage(folder: Path, rng: np.random.Generator) -> None:
+def damage(folder: Path, rng: np.random.Generator) -> Path:
     """Damage one file of a dataset."""
-    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    paths = list_files(folder)
     path = paths[rng.integers(len(paths))]
     path.write_bytes(damage_inside(path, rng) if rng.random() < 0.7 else damage_bytes(path.read_bytes(), rng))
     if (folder / INDEX).is_file() and rng.random() < 0.9:
         sign_dataset(folder)
+    return path
+
+
+READERS = {name: Reader(write, read, damage) for name, (write, read) in KINDS.items()}
 
 
 # -- claims that are refused before anything is allocated, and paths that leave their folder
@@ -403,51 +396,7 @@ def test_names_in_an_index_stay_in_its_folder(tmp_path):
     check_refused("vectors", folder, "which lies outside of this folder")
 
 
-# -- the child, and the tests
-
-
-def run(first: int, last: int) -> None:
-    """Read damaged datasets, printing the number of each case before it starts."""
-    if sys.platform == "linux":
-        limit = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize() + ADDRESS_SPACE
-        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    outcomes: Counter[str] = Counter()
-    largest = 0
-    with tempfile.TemporaryDirectory() as box:
-        for name, (write, _) in KINDS.items():
-            (Path(box) / name).mkdir()
-            write(Path(box) / name)
-        tracemalloc.start()
-        for number in range(first, last):
-            name = [*KINDS][number % len(KINDS)]
-            folder = Path(box) / "case"
-            shutil.copytree(Path(box) / name, folder)
-            damage(folder, np.random.default_rng(number))
-            print(f"{number} {name}", flush=True)
-            before = tracemalloc.get_traced_memory()[0]
-            tracemalloc.reset_peak()
-            signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
-            try:
-                KINDS[name][1](folder)
-                outcomes[f"{name}: read"] += 1
-            except UserError:
-                outcomes[f"{name}: refused"] += 1
-            finally:
-                signal.setitimer(signal.ITIMER_PROF, 0)
-            peak = tracemalloc.get_traced_memory()[1] - before
-            largest = max(largest, peak)
-            assert peak < ALLOWED_BYTES, f"{peak:,} bytes were allocated"
-            shutil.rmtree(folder)
-    print(json.dumps({"outcomes": outcomes, "largest": largest}))
-
-
-def check(first: int, last: int) -> dict[str, Any]:
-    child = subprocess.run(
-        [sys.executable, __file__, str(first), str(last)], capture_output=True, text=True, check=False
-    )
-    lines = child.stdout.splitlines() or ["before the first case"]
-    assert child.returncode == 0, f"case {lines[-1]} ended with {child.returncode}:\n{child.stderr[-3_000:]}"
-    return json.loads(lines[-1])
+# -- many cases
 
 
 def test_valid_datasets_are_read(tmp_path):
@@ -459,16 +408,14 @@ def test_valid_datasets_are_read(tmp_path):
 
 
 def test_damaged_datasets_are_read_or_refused():
-    outcomes = check(0, 1_000)["outcomes"]
-    assert sum(outcomes.values()) == 1_000
-    assert {name for name in KINDS if outcomes.get(f"{name}: refused")} == {*KINDS}
+    check_all(READERS, __file__, 0, QUICK)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", range(1_000, 11_000, 2_500))
-def test_many_damaged_datasets_are_read_or_refused(first):
-    assert sum(check(first, first + 2_500)["outcomes"].values()) == 2_500
+@pytest.mark.parametrize("part", range(PARTS))
+def test_many_damaged_datasets_are_read_or_refused(part):
+    check_all(READERS, __file__, QUICK + part * MANY // PARTS, MANY // PARTS)
 
 
 if __name__ == "__main__":
-    run(int(sys.argv[1]), int(sys.argv[2]))
+    run_child(READERS)

@@ -97,9 +97,9 @@ def test_the_json_file_of_ilql(tmp_path):
     for content, reason in (
         (b"[]", "there must be `games`, a list, in it"),
         (b'{"games": 3}', "there must be `games`, a list, in it"),
-        (b'{"games": [', "it is not JSON .*line 1 column 12"),
-        (b"\xff\xfe\xee", "it is not JSON"),
-        (b"[" * 200_000, "it is not JSON"),
+        (b'{"games": [', ".*games.json, line 1, is damaged: it is not JSON .*column 12"),
+        (b"\xff\xfe\xee", ".*games.json, line 1, is damaged: byte 0xff is not UTF-8"),
+        (b"[" * 200_000, ".*games.json, line 1, is damaged: it is not JSON"),
     ):
         file.write_bytes(content)
         with pytest.raises(UserError, match=f"cannot be read as games: {reason}"):

@@ -267,18 +267,28 @@ class Model:
             return model
         try:
             arrays, manifest = checkpoint.read(folder / "model")
+            spec, step = _read_spec(folder / "model", manifest["spec"]), manifest["step"]
         except DamagedFile as error:
             raise UserError(f"{folder} cannot be loaded: {error}") from None
-        spec = EnvSpec.from_json(manifest["spec"])
         if model._env:
             _require_same_shapes(spec, model._env.spec)
         model._set_config(config, spec)
         tree = checkpoint.unflatten({"agent": jax.eval_shape(model._agent.init, 0)}, arrays, folder)
-        model.state, model.num_timesteps = jax.tree.map(jnp.asarray, tree["agent"]), manifest["step"]
+        model.state, model.num_timesteps = jax.tree.map(jnp.asarray, tree["agent"]), step
         return model
 
     def __repr__(self) -> str:
         return f"Model({self.config.label!r}, {json.dumps(self.spec.id)}, {self.num_timesteps:,} steps)"
+
+
+def _read_spec(folder: Path, fields: dict[str, Any]) -> EnvSpec:
+    """Return the specification of the environment of a saved model; raises `DamagedFile`."""
+    try:
+        spec = EnvSpec.from_json(fields)
+        spec.check_types()
+    except (TypeError, ValueError, OverflowError) as error:
+        raise DamagedFile(f"{folder / 'manifest.json'} does not describe an environment ({error}).") from None
+    return spec
 
 
 def _require_count(name: str, value: Any) -> int:

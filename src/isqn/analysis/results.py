@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from isqn.config.fields import nearest
-from isqn.data.text import DamagedText, read_table
+from isqn.data.text import DamagedText, read_json, read_table
 from isqn.envs import minatar
 from isqn.envs.scores import RANDOM_RETURNS, SCORES, game_name
 from isqn.train import record, tables
@@ -98,7 +98,7 @@ def _report_damage(file: Path) -> Iterator[None]:
         yield
     except DamagedText as error:
         raise UserError(f"{error} Move {file.parent} away, and train that run again.") from None
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         damage = f"{file} is damaged ({type(error).__name__}: {error})"
         raise UserError(f"{damage}; move {file.parent} away, and train that run again.") from None
 
@@ -108,7 +108,8 @@ def _completed_epoch_returns(folder: Path, config: Any) -> list[float | None]:
 
     The last epoch of an online run is still in progress. An offline run writes an evaluation only when it is complete.
     """
-    means = tables.results(folder)["epoch_returns"] if tables.results_table(folder).is_file() else []
+    has_results = tables.results_table(folder).is_file()
+    means = tables.results(folder, config.num_epochs)["epoch_returns"] if has_results else []
     return means if config.is_offline else means[:-1]
 
 
@@ -309,11 +310,11 @@ def read_score_dict(path: Path) -> Scores:
     The lists are nested by seed, by task and, optionally, by epoch.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json(path)
         scores = {
             str(method): np.array(values, np.float64) for method, values in content.get("scores", content).items()
         }
-    except (OSError, ValueError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, AttributeError, OverflowError) as error:
         raise UserError(f"{path} holds no scores: {error}.") from None
     for method, values in scores.items():
         if values.ndim not in (2, 3):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from isqn.config.fields import nearest_path, read_docs
 from isqn.data.text import DamagedText, read_text
 from isqn.types import UserError
 
+DEEP_KEY = re.compile(r"""(?<![\w-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){50}""")
 START, END = "# All settings of a run, down to the last line of this file.", "# End of the settings."
 
 
@@ -39,10 +41,13 @@ def load_toml(path: Path, instead: str) -> dict[str, Any]:
         text = read_text(path)
         if text.startswith(START) and END not in text:  # what is missing must not be taken for defaults
             raise DamagedText.at(path, len(text.splitlines()), f"it ends here, before {END!r}")
+        if chain := DEEP_KEY.search(text):  # the parser would need memory that grows with the square of its length
+            raise DamagedText.at(path, text.count("\n", 0, chain.start()) + 1, "a key has too many parts")
         return tomllib.loads(text)
     except FileNotFoundError:
         raise UserError(f"{path} does not exist{nearest_path(path) or f'; {instead}'}") from None
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}); {instead}") from None
     except (ValueError, RecursionError) as error:  # not TOML, or nested too deeply for Python's parser
-        raise DamagedText(f"{path} is not valid TOML: {error}.") from None
+        last = f"at line {len(text.splitlines())}, the last"
+        raise DamagedText(f"{path} is not valid TOML: {error}.".replace("at end of document", last)) from None

@@ -13,16 +13,27 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
-from zlib import crc32
 
 import numpy as np
 import safetensors.numpy
 from numpy.typing import NDArray
 
-from isqn.data.files import LOCK, DamagedFile, Description, path_in, read_file, replace_text, sync, write_file, writing
+from isqn.data.files import (
+    LOCK,
+    DamagedFile,
+    Description,
+    check_files,
+    path_in,
+    read_file,
+    replace_text,
+    sync,
+    write_file,
+    writing,
+)
 from isqn.data.frames import BLOCK_ROWS, Layout, RawFrames, StoredFrames, make_frames, map_arrays
 from isqn.data.index import FORMAT, INDEX, digest_index, read_index, spec_from_index
 from isqn.data.sample import COLUMNS, CONTEXT, ENDED, INSIDE, TERMINATED, TRUNCATED, Rows, action_dtype
+from isqn.data.segments import columns_crc, find_problem, read_segment
 from isqn.types import EnvSpec, Transition, UserError
 
 Array = NDArray[Any]
@@ -130,7 +141,7 @@ class DatasetWriter:
             self.folder.mkdir(parents=True, exist_ok=True)
         arrays = {**columns, **self._frames.segment(number, count)}
         file = write_file(self.folder, f"rows-{number:06d}", safetensors.numpy.save(arrays))
-        return {**file, "rows": count, "columns_crc32": _columns_crc(arrays)}
+        return {**file, "rows": count, "columns_crc32": columns_crc(arrays)}
 
     def save(self, *, tidy: bool = False, **more: Any) -> Description:
         """Write the new rows and the index; return a JSON-serialisable description of all files.
@@ -181,11 +192,16 @@ class DatasetWriter:
 
     def restore(self, description: Description) -> None:
         """Load the state that `save` described; raises `DamagedFile` if a file differs from what was written."""
-        self.total = description["rows"]
+        total, rows = description.get("rows"), self._shard_rows
+        files = check_files(description, self.folder)
+        if type(total) is not int or total < 0 or len(files) != -(-total // rows):
+            raise DamagedFile(f"{self.folder} has {total!r} rows in {len(files)} files of {rows:,}.")
+        self.total = total
         if not self.total:
             return
-        *self._files, last = description["files"]  # the last shard may be full, but lack its last action
-        arrays = safetensors.numpy.load(read_file(self.folder, last))
+        *self._files, last = files  # the last shard may be full, but lack its last action
+        count = total - len(self._files) * rows
+        arrays = read_segment(self.folder, last, self.spec, count, rows, is_compressed=self.spec.is_image)
         for name, column in (("actions", self._actions), ("rewards", self._rewards), ("ends", self._ends)):
             column[: len(arrays[name])] = arrays[name]
         self._frames.restore(len(self._files), arrays)
@@ -214,7 +230,7 @@ class Dataset:
         shards = [_open_shard(path, file) for path, file in zip(paths, index["files"], strict=True)]
         for path, file, shard in zip(paths, index["files"], shards, strict=True):
             expected = index["shard_rows"] if path != paths[-1] else file["rows"]
-            if problem := _find_problem(shard, spec, expected, index["shard_rows"]):
+            if problem := find_problem(shard, spec, expected, index["shard_rows"], is_compressed=spec.is_image):
                 raise UserError(f"{path} is damaged: {problem}. Make the dataset again.")
         actions, rewards, ends = (np.concatenate([shard[name] for shard in shards]) for name in COLUMNS)
         if not ends[-1] & ENDED:
@@ -341,51 +357,8 @@ def _open_shard(path: Path, file: Description) -> dict[str, Array]:
         raise UserError(f"{path} {problem}; copy or make the dataset again.")
     try:
         arrays = map_arrays(path)
-        if _columns_crc(arrays) != file["columns_crc32"]:
+        if columns_crc(arrays) != file["columns_crc32"]:
             raise DamagedFile(f"{path} is damaged: the checksum of its columns differs.")
         return arrays
     except (DamagedFile, KeyError) as error:
         raise UserError(f"{error} Copy or make the dataset again.") from None
-
-
-def _find_problem(arrays: dict[str, Array], spec: EnvSpec, rows: int, shard_rows: int) -> str | None:
-    """Return what is wrong with the arrays of a shard, if anything."""
-    is_compressed = spec.is_image
-    needed = {*COLUMNS, "frames", *(("block_ends", "open_frames") if is_compressed else ())}
-    if set(arrays) != needed:
-        return f"its arrays are {', '.join(sorted(arrays))}, not {', '.join(sorted(needed))}"
-    words = Layout.of(spec, 1).words
-    word, open_rows = Layout.of(spec, 1).word, rows % BLOCK_ROWS
-    shapes: dict[str, tuple[Any, tuple[int, ...]]] = {
-        "actions": (action_dtype(spec), (rows, *spec.action_shape)),
-        "rewards": (np.dtype(np.float32), (rows,)),
-        "ends": (np.dtype(np.uint8), (rows,)),
-    }
-    if is_compressed:
-        shapes["block_ends"] = (np.dtype(np.uint32), (rows // BLOCK_ROWS,))
-        shapes["open_frames"] = (word, (open_rows, words))
-        shapes["frames"] = (np.dtype(np.uint8), (len(arrays["frames"]),))
-    else:
-        shapes["frames"] = (word, (rows, words))
-    for name, (dtype, shape) in shapes.items():
-        if arrays[name].dtype != dtype or arrays[name].shape != shape:
-            return f"{name} is {arrays[name].dtype} {arrays[name].shape}, not {dtype} {shape}"
-    if rows > shard_rows or (is_compressed and shard_rows % BLOCK_ROWS):
-        return f"it has {rows:,} rows of {shard_rows:,}"
-    if not np.isin(arrays["ends"], (INSIDE, TRUNCATED, TERMINATED, CONTEXT)).all():
-        return "ends has values other than 0, 1, 2 and 4"
-    if not spec.is_continuous and rows and int(arrays["actions"].max()) >= spec.num_actions:
-        return f"actions reach {arrays['actions'].max()}, and {spec.id} has {spec.num_actions}"
-    if is_compressed:
-        edges = np.concatenate([[0], arrays["block_ends"].astype(np.int64)])
-        if (np.diff(edges) < 0).any() or edges[-1] > len(arrays["frames"]):
-            return "block_ends do not lie in frames"
-    return None
-
-
-def _columns_crc(arrays: dict[str, Array]) -> int:
-    """Return the checksum of all arrays except compressed frames, whose blocks have their own checksums."""
-    checksum = 0
-    for name in (*COLUMNS, *(("block_ends", "open_frames") if "block_ends" in arrays else ("frames",))):
-        checksum = crc32(np.ascontiguousarray(arrays[name]).data.cast("B") if arrays[name].size else b"", checksum)
-    return checksum

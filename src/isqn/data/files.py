@@ -114,6 +114,21 @@ def path_in(folder: Path, name: Any) -> Path:
     return path
 
 
+def check_files(description: Any, folder: Path) -> list[Description]:
+    """Return the descriptions of the files of a folder; raises `DamagedFile` if they are not what `write_file` returns.
+
+    Someone may have written them who made the checksums right.
+    """
+    files = description.get("files") if isinstance(description, dict) else None
+    if not isinstance(files, list) or not all(isinstance(file, dict) for file in files):
+        raise DamagedFile(f"{folder} has no list of files in its description.")
+    for file in files:
+        for name, kind in (("name", str), ("bytes", int), ("sha256", str)):
+            if type(file.get(name)) is not kind:
+                raise DamagedFile(f"{folder} describes a file whose {name} is {file.get(name)!r:.40}.")
+    return files
+
+
 def read_file(folder: Path, file: Description) -> bytes:
     """Read a file and verify its size and checksum; raises `DamagedFile`."""
     path = path_in(folder, file["name"])

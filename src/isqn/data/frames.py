@@ -173,7 +173,13 @@ class CompressedFrames:
         number, index = divmod(block, self._blocks_per_segment)
         slot = block % len(self._ends)
         start = self._ends[slot - 1] if index else 0
-        _decode_differences(self._decompressor.decompress(self._buffers[number][start : self._ends[slot]]), skip, out)
+        try:
+            _decode_block(self._decompressor, self._buffers[number][start : self._ends[slot]], skip, out)
+        except (zstandard.ZstdError, ValueError) as error:
+            raise UserError(
+                f"Block {block} of the replay buffer is damaged ({error}), although the checksum of its file is right; "
+                "move the run away to train it anew."
+            ) from error
 
     def segment(self, number: int, num_rows: int) -> dict[str, Array]:
         """Return the arrays of a segment, to be saved."""
@@ -212,6 +218,14 @@ def _read_by_blocks(
             count = min(BLOCK_ROWS - skip, end - row + 1)
             read_block(block, skip, frames[row - start : row - start + count])
             row += count
+
+
+def _decode_block(decompressor: zstandard.ZstdDecompressor, content: Any, skip: int, out: Array) -> None:
+    """Decode the frames of a block, without the first `skip`; raises `ValueError` or `ZstdError` if it is damaged."""
+    size = BLOCK_ROWS * out.shape[1] * out.dtype.itemsize
+    if (claimed := zstandard.frame_content_size(content)) not in (-1, size):  # it would be allocated at once
+        raise ValueError(f"it claims {claimed:,} bytes, not {size:,}")
+    _decode_differences(decompressor.decompress(content, max_output_size=size), skip, out)
 
 
 def _decode_differences(raw: bytes, skip: int, out: Array) -> None:
@@ -269,13 +283,8 @@ class StoredFrames:
         if not end:
             out[:] = segment["open_frames"][skip : skip + len(out)]
             return
-        size = BLOCK_ROWS * out.shape[1] * out.dtype.itemsize
         try:
-            content = segment["frames"][start:end].data
-            if (claimed := zstandard.frame_content_size(content)) not in (-1, size):  # it would be allocated at once
-                raise ValueError(f"it claims {claimed:,} bytes, not {size:,}")
-            raw = self._decompressor.decompress(content, max_output_size=size)
-            _decode_differences(raw, skip, out)
+            _decode_block(self._decompressor, segment["frames"][start:end].data, skip, out)
         except (zstandard.ZstdError, ValueError) as error:
             where = f"block {index}, at byte {start:,} of its frames"
             raise UserError(f"{self._paths[number]} is damaged: {where} ({error}).") from error

@@ -13,9 +13,10 @@ import numpy as np
 import safetensors.numpy
 from numpy.typing import NDArray
 
-from isqn.data.files import Description, read_file, sync, write_file
+from isqn.data.files import DamagedFile, Description, check_files, sync, write_file
 from isqn.data.frames import BLOCK_ROWS, Layout, make_frames
 from isqn.data.sample import COLUMNS, ENDED, INSIDE, TERMINATED, TRUNCATED, Rows, action_dtype, columns_bytes
+from isqn.data.segments import read_segment
 from isqn.types import EnvSpec, Transition, UserError
 
 Array = NDArray[Any]
@@ -192,11 +193,8 @@ class Replay:
         folder.mkdir(parents=True, exist_ok=True)
         files = []
         if self._rows.total:
-            oldest_row = max(0, self._rows.total - self._layout.reach_rows)
-            last = (
-                self._rows.total - 1
-            ) // self._layout.segment_rows  # unfinished: the action of its newest row is missing
-            live = range(oldest_row // self._layout.segment_rows, last + 1)
+            live = self._segments(self._rows.total)
+            last = live[-1]  # unfinished: the action of its newest row is missing
             self._saved = {number: file for number, file in self._saved.items() if number in live}
             for number in live:
                 file = self._saved.get(number)
@@ -219,9 +217,13 @@ class Replay:
         for name, mine in self._identity().items():
             if description.get(name) != mine:
                 raise UserError(f"The saved replay's {name} is {description.get(name)}, this run's is {mine}.")
-        total, rows = description["total_rows"], self._layout.segment_rows
-        for file in description["files"]:
-            arrays = safetensors.numpy.load(read_file(folder, file))
+        total, rows = description.get("total_rows"), self._layout.segment_rows
+        files = check_files(description, folder)
+        if type(total) is not int or [file.get("segment") for file in files] != [*self._segments(total)]:
+            raise DamagedFile(f"{folder} has {len(files)} files, which do not hold the rows before row {total!r:.40}.")
+        for file in files:
+            count = min(rows, total - file["segment"] * rows)
+            arrays = read_segment(folder, file, self.spec, count, rows, is_compressed=self._compress)
             slots = self._rows.slot(np.arange(len(arrays["ends"])) + file["segment"] * rows)
             for name in COLUMNS:
                 getattr(self._rows, name)[slots] = arrays[name]
@@ -234,6 +236,13 @@ class Replay:
             self._frames.read(
                 self._stack[None], newest - len(self._stack) + 1, self._rows.first_in_stack(newest), newest
             )
+
+    def _segments(self, total: int) -> range:
+        """Return the numbers of the segments that are needed after `total` rows."""
+        if not 0 < total < 2**62:
+            return range(0)
+        rows = self._layout.segment_rows
+        return range(max(0, total - self._layout.reach_rows) // rows, (total - 1) // rows + 1)
 
     def _segment(self, number: int) -> dict[str, Array]:
         first = number * self._layout.segment_rows

@@ -6,12 +6,16 @@ import csv
 import io
 import json
 import math
+import re
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 from isqn.types import UserError
 
 Row = dict[str, str]
+WHOLE_NUMBERS = ("epoch", "episode", "step")  # columns of the tables of a run
+WHOLE_NUMBER = re.compile(r"\d{1,15}", re.ASCII)
 
 
 class DamagedText(UserError):
@@ -45,11 +49,12 @@ def read_json(path: Path) -> Any:
         raise DamagedText.at(path, 1, f"it is not JSON ({error})") from None
 
 
-def read_table(path: Path, length: int | None = None) -> list[Row]:
+def read_table(path: Path, length: int | None = None, needs: Collection[str] = ()) -> list[Row]:
     """Return the rows of a CSV file of numbers, or of its first bytes, without an incomplete last line.
 
-    Each row must have a number or nothing in each column. Rows are numbered by the column `episode`, from 0, or have
-    increasing steps, so that a line that is missing or repeated is found too.
+    Each row must have a number or nothing in each column; epochs, episodes and steps are whole numbers, and returns are
+    finite. `needs` are columns that a table with a header must have. Rows are numbered by the column `episode`, from 0,
+    or have increasing steps, so that a line that is missing or repeated is found too.
     """
     text = read_text(path, length)
     reader = csv.reader(io.StringIO(text[: text.rfind("\n") + 1]), strict=True)
@@ -62,22 +67,28 @@ def read_table(path: Path, length: int | None = None) -> list[Row]:
             if len(cells) != len(columns):
                 raise DamagedText.at(path, reader.line_num, f"it has {len(cells)} cells, and the header {len(columns)}")
             row = dict(zip(columns, cells, strict=True))
-            if wrong := next((name for name, cell in row.items() if not _is_number(cell)), None):
-                raise DamagedText.at(path, reader.line_num, f"{wrong} is {row[wrong]!r:.40}, which is not a number")
+            for name, cell in row.items():
+                if reason := _wrong_cell(name, cell):
+                    raise DamagedText.at(path, reader.line_num, f"{name} is {cell!r:.40}, which is not {reason}")
             if reason := _disorder(row, rows):
                 raise DamagedText.at(path, reader.line_num, reason)
             rows.append(row)
     except csv.Error as error:
         raise DamagedText.at(path, reader.line_num, f"it is not CSV ({error})") from None
+    if missing := [name for name in needs if columns and name not in columns]:
+        raise DamagedText.at(path, 1, f"it has no column {' and '.join(missing)}")
     return rows
 
 
-def _is_number(cell: str) -> bool:
+def _wrong_cell(column: str, cell: str) -> str:
+    """Return what a cell should be and is not; "" if it is right."""
     try:
-        float(cell or "nan")
+        number = float(cell or "nan")
     except ValueError:
-        return False
-    return True
+        return "a number"
+    if column in WHOLE_NUMBERS:
+        return "" if WHOLE_NUMBER.fullmatch(cell) else "a whole number"
+    return "a finite number" if column == "return" and not math.isfinite(number) else ""
 
 
 def _disorder(row: Row, before: list[Row]) -> str:
@@ -86,6 +97,6 @@ def _disorder(row: Row, before: list[Row]) -> str:
         expected = str(len(before))
         return "" if row["episode"] == expected else f"episode is {row['episode']!r}, and should be {expected}"
     if "step" in row:
-        step, last = float(row["step"] or "nan"), float(before[-1]["step"]) if before else -math.inf
-        return "" if step > last else f"step is {row['step']!r} after {before[-1]['step'] if before else 'nothing'!r}"
+        step, last = int(row["step"]), int(before[-1]["step"]) if before else -1
+        return "" if step > last else f"step is '{step}' after '{last}'"
     return ""

@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from isqn.data.files import replace_text
+from isqn.data.text import DamagedText, read_json
 from isqn.keys import host_generator
 from isqn.language.game import (
     ACTION_TOKENS,
@@ -121,11 +122,11 @@ def read_ilql_json(path: Path) -> Grids:
     file are not used: hidden words and guesses are drawn here.
     """
     try:
-        content = json.loads(path.read_bytes())
+        content = read_json(path)
     except OSError as error:
         raise UserError(f"--data-path {path} cannot be read as games ({error.strerror}).") from None
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"--data-path {path} cannot be read as games: it is not JSON ({error}).") from None
+    except DamagedText as error:
+        raise UserError(f"--data-path cannot be read as games: {error}") from None
     games = content.get("games") if isinstance(content, dict) else None
     if not isinstance(games, list):
         raise UserError(f"--data-path {path} cannot be read as games: there must be `games`, a list, in it.")
@@ -363,7 +364,7 @@ def _split(path: Path, numbers: Array) -> tuple[Array, Array]:
     parts = []
     for name in names:
         try:
-            listed = np.array(json.loads(name.read_text()), np.int64)
+            listed = np.array(read_json(name), np.int64)
         except (OSError, ValueError, TypeError, OverflowError):
             listed = np.array([], np.int64)
         part = np.flatnonzero(np.isin(numbers, listed))  # skipped games drop out

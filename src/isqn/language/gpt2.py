@@ -169,7 +169,7 @@ def load_weights(path: Path, params: Params) -> Params:
         raise UserError(f"--gpt2-weights {path} is a folder; give the file of safetensors in it.")
     try:
         arrays = {name.removeprefix("transformer."): array for name, array in load_file(path).items()}
-    except (OSError, SafetensorError) as error:
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"--gpt2-weights {path} cannot be read as weights of GPT-2 ({error}).") from None
     num_layers = params["layers"]["norm_1"]["scale"].shape[0]
     found = len({name.split(".")[1] for name in arrays if name.startswith("h.")})
@@ -182,6 +182,8 @@ def load_weights(path: Path, params: Params) -> Params:
         names = [f"h.{layer}.{_INSIDE[name]}" for layer in range(num_layers)] if is_stacked else [_OUTSIDE[name]]
         if missing := [n for n in names if n not in arrays]:
             raise UserError(f"--gpt2-weights {path} has no {missing[0]}, which GPT-2 has.")
+        if len({arrays[n].shape for n in names}) > 1:
+            raise UserError(f"--gpt2-weights {path}: {names[0]} has another shape than in other layers.")
         array = np.stack([arrays[n] for n in names]) if is_stacked else arrays[names[0]]
         if name == "tokens" and array.shape != current.shape:
             return current

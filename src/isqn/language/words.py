@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from isqn.data.text import read_text
 from isqn.types import UserError
 
 
@@ -47,12 +48,11 @@ COUNTS = "wordle/data/word_freqs_2019_valid.txt"  # each line is a word and how 
 def read_words(path: Path) -> list[str]:
     """Read a file with a word on each line; keep those of exactly five letters, each once."""
     try:
-        lines = path.read_text().split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is not text"
+        lines = read_text(path).split("\n")
+    except OSError as error:
         raise UserError(
-            f"The list of words {path} cannot be read ({why}); --word-list is a file, or one of common, answers, "
-            "answers-200 and guesses."
+            f"The list of words {path} cannot be read ({error.strerror}); --word-list is a file, or one of common, "
+            "answers, answers-200 and guesses."
         ) from None
     words = [line.strip().lower() for line in lines]
     words = [word for word in dict.fromkeys(words) if len(word) == 5 and word.isascii() and word.isalpha()]

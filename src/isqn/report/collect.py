@@ -113,7 +113,7 @@ class CollectedRuns:
     def data_notes(self) -> list[str]:
         """Descriptions of the games that language agents were trained on. They qualify every number of the report."""
         learned_from = [one.summary.get("learned_from") for one in self.runs]
-        sources = [source for source in learned_from if isinstance(source, dict) and "games" in source]
+        sources = [one for one in learned_from if isinstance(one, dict) and {"games", "words"} <= one.keys()]
         return list(dict.fromkeys(f"Learned from {source['games']}; {source['words']} words." for source in sources))
 
     @property

@@ -39,7 +39,7 @@ def remaining_jobs_of(cell: Cell, study: Study, out: Path, seeds_per_job: int) -
 
 def _seeds_trained_with(folder: Path) -> tuple[int, ...]:
     """Return the seeds of the program that began a run; none if it has not begun."""
-    folders = [(folder / other).resolve() for other in record.read_summary(folder).get("trained_with", ())]
+    folders = [(folder / other).resolve() for other in record.trained_with(folder)]
     missing = [other for other in folders if not (other / "config.toml").is_file()]
     if folder.resolve() in missing:
         raise UserError(f"{folder} has no config.toml any more; move it away to train it anew.")

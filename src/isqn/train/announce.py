@@ -26,7 +26,7 @@ def begin_summaries(config: Run, folders: list[Path], spec: EnvSpec, **more: Any
 
     def finish() -> None:
         for folder, summary in zip(folders, summaries, strict=True):
-            record.write_summary(folder, {"status": "finished", **summary, **tables.results(folder)})
+            record.write_summary(folder, {"status": "finished", **summary, **tables.results(folder, config.num_epochs)})
 
     for folder, summary in zip(folders, summaries, strict=True):
         if record.run_state(folder) != "finished":  # a finished seed keeps its results when others resume

@@ -20,7 +20,8 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from isqn.data.files import DamagedFile, files_needed, sync, writing
+from isqn.data.files import DamagedFile, check_files, files_needed, sync, writing
+from isqn.data.text import DamagedText, read_json
 from isqn.lazy import jax
 from isqn.types import UserError
 
@@ -75,7 +76,7 @@ def write(folder: Path, arrays: dict[str, np.ndarray], manifest: dict[str, Any])
         sync(folder.parent)
 
 
-def read(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+def read(folder: Path) -> tuple[dict[str, np.ndarray], Manifest]:
     """Return the arrays and the manifest of a checkpoint; raise `DamagedFile` if it is not as it was written."""
     try:
         manifest = read_manifest(folder)
@@ -114,15 +115,41 @@ def tidy(run_dir: Path) -> None:
                 path.unlink()
 
 
-def read_manifest(folder: Path) -> dict[str, Any]:
+class Manifest(dict[str, Any]):
+    """Fields of a checkpoint; a missing one raises `DamagedFile`."""
+
+    def __init__(self, path: Path, fields: dict[str, Any]) -> None:
+        super().__init__(fields)
+        self._path = path
+
+    def __missing__(self, name: str) -> Any:
+        raise DamagedFile(f"{self._path} has no {name}.")
+
+
+FIELDS = {"state_sha256": str, "config": dict, "counters": dict, "tables": dict, "step": int, "spec": dict}
+FIELDS |= dict.fromkeys(SHARED_FOLDERS, dict)
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Return the manifest of a checkpoint, with fields of the right types; raises `DamagedFile`."""
     path = folder / "manifest.json"
     try:
-        manifest: dict[str, Any] = json.loads(path.read_text())
-        if manifest.pop("manifest_sha256") != _manifest_digest(manifest):
-            raise DamagedFile(f"{path} does not match its checksum")
-        return manifest
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        fields = read_json(path)
+    except OSError as error:
         raise DamagedFile(f"{path} cannot be read: {error}") from error
+    except DamagedText as error:
+        raise DamagedFile(str(error)) from error
+    if not isinstance(fields, dict) or fields.pop("manifest_sha256", "") != _manifest_digest(fields):
+        raise DamagedFile(f"{path} does not match its checksum")
+    for name, kind in FIELDS.items():
+        if not isinstance(fields.get(name, kind()), kind):
+            raise DamagedFile(f"{path} is damaged: {name} is {fields[name]!r:.40}.")
+    for name in SHARED_FOLDERS:
+        check_files(fields.get(name, {"files": []}), path)
+    for name, length in fields.get("tables", {}).items():
+        if not name.isidentifier() or type(length) is not int or length < 0:
+            raise DamagedFile(f"{path} is damaged: the length of the table {name!r:.40} is {length!r:.40}.")
+    return Manifest(path, fields)
 
 
 def _manifest_digest(manifest: dict[str, Any]) -> str:

@@ -255,15 +255,12 @@ def _restore(
     def load(run_dir: Path, arrays: dict[str, np.ndarray], manifest: dict[str, Any]) -> Rows:
         return load_rows(run_dir / "replay", manifest["replay"]["files"], replay)
 
-    if not (restored := restore(run_dirs, one_seed, load)):
+    if not (restored := restore(run_dirs, one_seed, SeedCounters, load)):
         return None
     states = [{**seed.tree, "rows": seed.extra} for seed in restored]
     tree = jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
     totals = tree.pop("totals")
-    saved = [
-        SavedSeed(seed.counters(SeedCounters), seed.manifest["replay"]["files"], seed.table_lengths)
-        for seed in restored
-    ]
+    saved = [SavedSeed(seed.counters, seed.manifest["replay"]["files"], seed.table_lengths) for seed in restored]
     return LoopState(**tree), totals, saved
 
 

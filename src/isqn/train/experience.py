@@ -14,10 +14,11 @@ import numpy as np
 
 from isqn.agents.base import AgentState
 from isqn.data.dataset import DatasetWriter, Provenance
+from isqn.data.files import DamagedFile
 from isqn.data.replay import Replay
 from isqn.envs.adapter import Environment
 from isqn.keys import episode_seed
-from isqn.types import UserError
+from isqn.types import EnvSpec, UserError
 
 
 class History:
@@ -44,9 +45,21 @@ class History:
             "history.frame": self.frame,
         }
 
-    def load(self, arrays: dict[str, np.ndarray]) -> None:
-        """Take the history out of the arrays of a checkpoint."""
-        actions, lengths, self.frame = (arrays.pop(f"history.{name}") for name in ("actions", "lengths", "frame"))
+    def load(self, arrays: dict[str, np.ndarray], spec: EnvSpec, run_dir: Path) -> None:
+        """Take the history out of the arrays of a checkpoint; raises `DamagedFile`."""
+        names = [f"history.{name}" for name in ("actions", "lengths", "frame")]
+        if missing := [name for name in names if name not in arrays]:
+            raise DamagedFile(f"a checkpoint of {run_dir} has no {', '.join(missing)}")
+        actions, lengths, self.frame = map(arrays.pop, names)
+        if (
+            (actions.dtype, actions.shape[1:]) != (np.dtype(spec.action_dtype), spec.action_shape)
+            or (lengths.dtype, lengths.ndim) != (np.int32, 1)
+            or not lengths.size
+            or (lengths < 0).any()
+            or lengths.sum(dtype=np.int64) != len(actions)
+            or not (np.isfinite(actions) if spec.is_continuous else (actions >= 0) & (actions < spec.num_actions)).all()
+        ):
+            raise DamagedFile(f"a checkpoint of {run_dir} does not hold the actions of episodes in its history")
         ends = np.cumsum(lengths)
         self._actions = [list(actions[end - length : end]) for end, length in zip(ends, lengths, strict=True)]
 
@@ -106,7 +119,7 @@ class Experience:
 
     def load(self, arrays: dict[str, np.ndarray], manifest: dict[str, Any]) -> None:
         """Load what a checkpoint describes; take the history out of its arrays."""
-        self.history.load(arrays)
+        self.history.load(arrays, self._env.spec, self._run_dir)
         self.replay.restore(manifest["replay"], self._run_dir / "replay")
         if self._writer:
             self._writer.restore(manifest["dataset"])

@@ -149,9 +149,9 @@ def _open(
 
     tables = {"episodes": EPISODE_COLUMNS, "metrics": metrics_columns(totals, probe_columns(config))}
     counters, lengths = HostCounters(), {}
-    if restored := restore([run_dir], {"agent": state, "totals": totals}, load):
+    if restored := restore([run_dir], {"agent": state, "totals": totals}, HostCounters, load):
         (newest,) = restored
-        counters, lengths, experience = newest.counters(HostCounters), newest.table_lengths, newest.extra
+        counters, lengths, experience = newest.counters, newest.table_lengths, newest.extra
         state, totals = newest.tree["agent"], newest.tree["totals"]
         progress.say(f"resumed after {counters.step:,} steps")
         experience.history.replay_actions(env, config.seed, counters.episode, config.env_id)

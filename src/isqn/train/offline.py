@@ -218,10 +218,10 @@ def _restore(
             changed = "it has changed since, or is another one"
             raise UserError(f"{source.folder} is not what {run_dir} was trained on: {changed}.")
 
-    if not (restored := restore([run_dir], {"agent": state, "totals": totals}, check_source)):
+    if not (restored := restore([run_dir], {"agent": state, "totals": totals}, OfflineCounters, check_source)):
         return initialise(state), totals, OfflineCounters(), {}
     (newest,) = restored
-    counters = newest.counters(OfflineCounters)
+    counters = newest.counters
     progress.say(f"resumed after {counters.updates:,} updates")
     return newest.tree["agent"], newest.tree["totals"], counters, newest.table_lengths
 

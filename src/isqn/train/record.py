@@ -183,6 +183,18 @@ def read_summary(run_dir: Path, *, strict: bool = False) -> dict[str, Any]:
     return summary
 
 
+def trained_with(run_dir: Path) -> list[str]:
+    """Return the folders of the seeds of one program, relative to one of them; none if a summary does not say."""
+    names = read_summary(run_dir).get("trained_with", [])
+    if not isinstance(names, list) or not all(isinstance(name, str) and "\0" not in name for name in names):
+        raise damaged_siblings(run_dir, names)
+    return names
+
+
+def damaged_siblings(run_dir: Path, names: Any) -> UserError:
+    return UserError(f"{run_dir / 'summary.json'} is damaged: trained_with is {names!r}; it must name its siblings.")
+
+
 def write_summary(run_dir: Path, summary: dict[str, Any]) -> None:
     replace_text(run_dir / "summary.json", json.dumps(summary, indent=1) + "\n")
 

@@ -161,11 +161,10 @@ def run_dirs(config: Run, run_dir: Path | None) -> list[Path]:
 
 def _folders_of_program(run_dir: Path) -> list[Path]:
     """Return the folders of the seeds that were trained in one program, which lie beside each other."""
-    names = record.read_summary(run_dir).get("trained_with") or _named_by_siblings(run_dir)
-    is_list = isinstance(names, list) and all(isinstance(name, str) for name in names)
-    folders = [run_dir / name for name in names] if is_list else []
-    if not folders or any(folder.resolve().parent != run_dir.resolve().parent for folder in folders):
-        raise UserError(f"{run_dir / 'summary.json'} is damaged: trained_with is {names!r}; it must name its siblings.")
+    names = record.trained_with(run_dir) or _named_by_siblings(run_dir)
+    folders = [run_dir / name for name in names]
+    if any(folder.resolve().parent != run_dir.resolve().parent for folder in folders):
+        raise record.damaged_siblings(run_dir, names)
     for folder in folders:
         if not folder.is_dir():
             raise UserError(
@@ -178,8 +177,11 @@ def _folders_of_program(run_dir: Path) -> list[Path]:
 def _named_by_siblings(run_dir: Path) -> list[str]:
     """Return the folders with which a run was trained, if its own summary cannot be read."""
     for path in sorted(run_dir.resolve().parent.glob("*/summary.json")):
-        names = record.read_summary(path.parent).get("trained_with")
-        if isinstance(names, list) and run_dir.resolve() in [(path.parent / str(name)).resolve() for name in names]:
+        try:
+            names = record.trained_with(path.parent)
+        except UserError:
+            continue
+        if run_dir.resolve() in [(path.parent / name).resolve() for name in names]:
             return record.relative_paths([path.parent / name for name in names], run_dir.resolve())
     return ["."]
 

@@ -13,7 +13,8 @@ import numpy as np
 import safetensors.numpy
 
 from isqn.data.device_replay import DeviceReplay, Rows
-from isqn.data.files import Description, read_file, sync, write_file
+from isqn.data.files import DamagedFile, Description, check_files, sync, write_file
+from isqn.data.segments import read_arrays
 from isqn.train import checkpoint
 from isqn.train.progress import Progress
 from isqn.train.session import Counters, Epoch, Session
@@ -175,9 +176,26 @@ def save_rows(folder: Path, rows: Rows, files: list[Description], step: int, cap
 
 
 def load_rows(folder: Path, files: list[Description], replay: DeviceReplay) -> Rows:
+    """Load the rows that `save_rows` described; raises `DamagedFile`."""
     rows = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), jax.eval_shape(replay.init))
+    _check_ranges(folder, check_files({"files": files}, folder), replay.capacity)
     for file in files:
+        arrays, count = read_arrays(folder, file), file["until"] - file["since"]
+        expected = {name: (ring.dtype, (count, *ring.shape[1:])) for name, ring in rows._asdict().items()}
+        if {name: (array.dtype, array.shape) for name, array in arrays.items()} != expected:
+            raise DamagedFile(f"{folder / file['name']} is damaged: its arrays are not those of {count:,} rows.")
         places = np.arange(file["since"], file["until"]) % replay.capacity
-        for name, array in safetensors.numpy.load(read_file(folder, file)).items():
+        for name, array in arrays.items():
             getattr(rows, name)[places] = array
     return rows
+
+
+def _check_ranges(folder: Path, files: list[Description], capacity: int) -> None:
+    """Raise `DamagedFile` unless the files hold the last rows, one file after the other."""
+    ranges: list[Any] = [(file.get("since"), file.get("until")) for file in files]
+    if all(type(end) is int and 0 <= end < 2**62 for pair in ranges for end in pair):
+        starts, ends = [since for since, _ in ranges], [until for _, until in ranges]
+        has_all = not ranges or starts[0] <= max(0, ends[-1] - capacity)
+        if has_all and starts[1:] == ends[:-1] and all(since < until for since, until in ranges):
+            return
+    raise DamagedFile(f"{folder} has files of the rows {ranges!r:.80}, which do not follow one another.")

@@ -226,11 +226,8 @@ class Restored(NamedTuple):
     step: int
     tree: Any  # on the device
     manifest: dict[str, Any]
+    counters: Any
     extra: Any  # result of the `load` function of the loop
-
-    def counters(self, kind: type[SomeCounters]) -> SomeCounters:
-        known = {field.name for field in fields(kind)}
-        return kind(**{name: value for name, value in self.manifest["counters"].items() if name in known})
 
     @property
     def table_lengths(self) -> dict[str, int]:
@@ -242,6 +239,7 @@ class Restored(NamedTuple):
 def restore(
     run_dirs: Sequence[Path],
     template: Any,
+    counters: type[Counters],
     load: Callable[[Path, dict[str, np.ndarray], dict[str, Any]], Any] = lambda *_: None,
 ) -> list[Restored]:
     """Return the newest checkpoint that is undamaged for all seeds of a program; [] if there is no checkpoint.
@@ -251,7 +249,7 @@ def restore(
     """
     for step in sorted(set.intersection(*(set(checkpoint.steps(d)) for d in run_dirs)), reverse=True):
         try:
-            all_restored = [_read(run_dir, step, template, load) for run_dir in run_dirs]
+            all_restored = [_read(run_dir, step, template, counters, load) for run_dir in run_dirs]
         except DamagedFile as error:
             checkpoint.warn_damaged(error)
             continue
@@ -265,12 +263,26 @@ def restore(
     return []
 
 
-def _read(run_dir: Path, step: int, template: Any, load: Callable[..., Any]) -> Restored:
+def _read(run_dir: Path, step: int, template: Any, kind: type[Counters], load: Callable[..., Any]) -> Restored:
     folder = checkpoint.folder_of(run_dir, step)
     arrays, manifest = checkpoint.read(folder)
+    counters = _counters(kind, manifest["counters"], folder)
     extra = load(run_dir, arrays, manifest)
     tree = checkpoint.unflatten(template, arrays, folder)
-    return Restored(step, jax.tree.map(jnp.asarray, tree), manifest, extra)
+    return Restored(step, jax.tree.map(jnp.asarray, tree), manifest, counters, extra)
+
+
+def _counters(kind: type[SomeCounters], values: dict[str, Any], folder: Path) -> SomeCounters:
+    """Return saved counters, without those of other versions; raises `DamagedFile` if one is not of its type."""
+    known = {name: value for name, value in values.items() if name in {field.name for field in fields(kind)}}
+    for name, value in known.items():
+        default = getattr(kind(), name)
+        is_count = type(value) is int and 0 <= value < 2**62
+        is_number = is_count or isinstance(value, float)
+        is_list = isinstance(value, list) and all(type(entry) in (int, float) for entry in value)
+        if not (is_list if default == [] else is_count if type(default) is int else is_number or value == default):
+            raise DamagedFile(f"{folder / 'manifest.json'} is damaged: the counter {name} is {value!r:.40}.")
+    return kind(**known)
 
 
 # -- metrics

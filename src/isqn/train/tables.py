@@ -12,6 +12,7 @@ from isqn.data.files import writing
 from isqn.data.text import DamagedText, read_table
 from isqn.types import UserError
 
+MAX_EPOCHS = 100_000  # of a run whose config does not say more
 EPISODE_COLUMNS = ("epoch", "episode", "step", "frame", "return", "length", "seconds")
 
 
@@ -72,11 +73,14 @@ def results_table(run_dir: Path) -> Path:
     return evaluations if evaluations.is_file() else run_dir / "episodes.csv"
 
 
-def results(run_dir: Path) -> dict[str, Any]:
+def results(run_dir: Path, num_epochs: int = 0) -> dict[str, Any]:
     """Return the mean return of each epoch, and the sum of these means (the paper's AUC)."""
     epochs: dict[int, list[float]] = {}
-    rows = read_table(results_table(run_dir))
-    for row in rows:
+    path, most = results_table(run_dir), max(num_epochs, MAX_EPOCHS)
+    rows = read_table(path, needs=("epoch", "return"))
+    for line, row in enumerate(rows, start=2):
+        if int(row["epoch"]) >= most:  # a number in a damaged file must not decide how long a list is
+            raise DamagedText.at(path, line, f"epoch is {row['epoch']}, and the run has at most {most:,}")
         epochs.setdefault(int(row["epoch"]), []).append(float(row["return"]))
     means = [sum(epochs[e]) / len(epochs[e]) if e in epochs else None for e in range(max(epochs, default=-1) + 1)]
     return {"episodes": len(rows), "epoch_returns": means, "auc": sum(mean for mean in means if mean is not None)}
