@@ -299,3 +299,10 @@ def test_every_public_name_is_there():
         assert getattr(isqn, name) is not None
     with pytest.raises(AttributeError, match="module 'isqn' has no attribute 'Modle'"):
         isqn.Modle  # noqa: B018
+
+
+def test_no_result_depends_on_the_clock_of_the_system():
+    """Times are measured by a clock that cannot be set back; the only dates are those of games."""
+    clock = re.compile(r"\btime\.(time|localtime|gmtime|strftime|ctime)\b|\bdatetime\b|\btoday\(")
+    found = [path.stem for path in SOURCE.rglob("*.py") if clock.search(path.read_text())]
+    assert found == ["data"]

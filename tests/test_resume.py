@@ -210,11 +210,11 @@ def test_a_table_that_was_cut_or_deleted_is_refused_before_training(config, name
     table = folder / f"{name}.csv"
     content = table.read_bytes()
     table.write_bytes(content[:30])
-    with pytest.raises(UserError, match=rf"{name}.csv is shorter than at the checkpoint; put it back"):
+    with pytest.raises(UserError, match=rf"{name}.csv is shorter than at the checkpoint. Put it back"):
         run.resume(folder, quiet=True)
     assert table.read_bytes() == content[:30]
     table.unlink()
-    with pytest.raises(UserError, match=rf"{name}.csv is missing; put it back"):
+    with pytest.raises(UserError, match=rf"{name}.csv is missing. Put it back"):
         run.resume(folder, quiet=True)
     table.write_bytes(content)
     run.resume(folder, quiet=True)

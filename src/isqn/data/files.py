@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import fcntl
 import os
-import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
-
-from safetensors import SafetensorError
 
 from isqn.types import UserError
 
@@ -43,9 +40,6 @@ def writing(path: Path, advice: str = "") -> Iterator[None]:
         yield
     except OSError as error:
         raise WriteError(path, error.strerror or str(error), advice) from error
-    except SafetensorError as error:  # its text ends with "(os error 28)"
-        number = re.search(r"os error (\d+)", str(error))
-        raise WriteError(path, os.strerror(int(number[1])) if number else str(error), advice) from error
     except WriteError as error:
         if not advice:
             raise

@@ -50,7 +50,7 @@ def read_json(path: Path) -> Any:
 
 
 def read_table(path: Path, length: int | None = None, needs: Collection[str] = ()) -> list[Row]:
-    """Return the rows of a CSV file of numbers, or of its first bytes, without an incomplete last line.
+    """Return the rows of a CSV file of numbers, without an incomplete last line, or those of its first bytes.
 
     Each row must have a number or nothing in each column; epochs, episodes and steps are whole numbers, and returns are
     finite. `needs` are columns that a table with a header must have. Rows are numbered by the column `episode`, from 0,
@@ -75,6 +75,8 @@ def read_table(path: Path, length: int | None = None, needs: Collection[str] = (
             rows.append(row)
     except csv.Error as error:
         raise DamagedText.at(path, reader.line_num, f"it is not CSV ({error})") from None
+    if length is not None and text and not text.endswith("\n"):
+        raise DamagedText.at(path, text.count("\n") + 1, "a row of the checkpoint ends in the middle of it")
     if missing := [name for name in needs if columns and name not in columns]:
         raise DamagedText.at(path, 1, f"it has no column {' and '.join(missing)}")
     return rows

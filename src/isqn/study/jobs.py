@@ -8,12 +8,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from isqn.agents.registry import read_config_file
 from isqn.study.cell import Cell
 from isqn.study.engines import Job
 from isqn.study.grid import Study
 from isqn.study.worker import SEEDS_PER_JOB
-from isqn.train import record, run
+from isqn.train import checkpoint, record, run
 from isqn.train.functions import agent_bytes
 from isqn.train.record import slug
 from isqn.types import UserError
@@ -30,24 +29,27 @@ def remaining_jobs(study: Study, out: Path, seeds_per_job: int = SEEDS_PER_JOB) 
 def remaining_jobs_of(cell: Cell, study: Study, out: Path, seeds_per_job: int) -> list[Job]:
     """Return the jobs of a cell: seeds that began together resume together, and new ones are grouped."""
     left = [seed for seed in sorted(study.seeds) if record.run_state(cell.folder(out, seed)) != "finished"]
-    begun = {group for seed in left if (group := _seeds_trained_with(cell.folder(out, seed)))}
+    begun = {group for seed in left if (group := _seeds_trained_with(cell.folder(out, seed), seed))}
     new = [seed for seed in left if not any(seed in group for group in begun)]
     is_joint = run.loop_of(cell.config).trains_seeds_together(cell.config)
     groups = [*sorted(begun), *_consecutive(new, seeds_per_job if is_joint else 1)]
     return [_cell_job(study, cell, tuple(group), out) for group in groups]
 
 
-def _seeds_trained_with(folder: Path) -> tuple[int, ...]:
-    """Return the seeds of the program that began a run; none if it has not begun."""
+def _seeds_trained_with(folder: Path, seed: int) -> tuple[int, ...]:
+    """Return the seeds of the program that began the run of a seed; none if it has not begun, or does not say."""
     folders = [(folder / other).resolve() for other in record.trained_with(folder)]
-    missing = [other for other in folders if not (other / "config.toml").is_file()]
-    if folder.resolve() in missing:
-        raise UserError(f"{folder} has no config.toml any more; move it away to train it anew.")
-    if missing:
+    if record.run_state(folder) == "new" or not folders:
+        return ()
+    if folder.resolve() not in folders:
+        raise record.damaged_siblings(folder, record.trained_with(folder))
+    missing = [other for other in folders if not other.is_dir()]
+    if missing and checkpoint.steps(folder):
         raise UserError(
             f"{folder} was begun in one program with {missing[0].name}, which is not there any more; move it away too."
         )
-    return tuple(sorted(read_config_file(other / "config.toml").seed for other in folders))
+    first = seed - folders.index(folder.resolve())  # the seeds of a program follow one another
+    return tuple(range(first, first + len(folders)))
 
 
 def _consecutive(seeds: list[int], most: int) -> Iterator[list[int]]:

@@ -57,13 +57,13 @@ def _stop_with_parent() -> None:
 
 def train_job(config: Any, method_dir: Path) -> None:
     """Train all seeds of a job to the end, whatever exists already; wait for a run that another process trains."""
-    from isqn.train import checkpoint, parallel, record, run
+    from isqn.train import parallel, record, run
 
     def folder(seed: int) -> Path:
         return seed_dir(method_dir, seed)
 
     def has_begun(seed: int) -> bool:
-        return record.run_state(folder(seed)) != "new" and "trained_with" in record.read_summary(folder(seed))
+        return record.run_state(folder(seed)) != "new"
 
     seeds = range(config.seed, config.seed + config.num_seeds)
     while left := [seed for seed in seeds if record.run_state(folder(seed)) != "finished"]:
@@ -72,21 +72,13 @@ def train_job(config: Any, method_dir: Path) -> None:
         while together[-1] + 1 in left and not has_begun(together[-1] + 1):
             together.append(together[-1] + 1)
         try:
+            new = config.with_seed_index(first - config.seed)
             if has_begun(first):
                 run.resume(folder(first))
+            elif len(together) == 1:
+                run.start(new, folder(first))
             else:
-                lost = [folder(seed) for seed in together if checkpoint.steps(folder(seed))]
-                if lost:
-                    raise UserError(
-                        f"{lost[0]} has checkpoints and no summary.json that can be read; move it away, or, if it had "
-                        f"finished, let `isqn resume {lost[0]}` write it again."
-                    )
-                new = config.with_seed_index(first - config.seed)
-                # a folder that a kill left half made holds nothing yet
-                if len(together) == 1:
-                    run.start(new, folder(first), overwrite=True)
-                else:
-                    run.start(new.replace(num_seeds=len(together)), method_dir, overwrite=True)
+                run.start(new.replace(num_seeds=len(together)), method_dir)
             if not parallel.is_first():  # the first process says when it is finished
                 return
         except Busy as busy:

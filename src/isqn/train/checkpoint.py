@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import warnings
 from collections.abc import Iterator
@@ -62,18 +63,28 @@ def write(folder: Path, arrays: dict[str, np.ndarray], manifest: dict[str, Any])
     with writing(folder):
         try:
             temporary.mkdir(parents=True)
-            save_file(arrays, temporary / "state.safetensors")
+            _save(arrays, temporary / "state.safetensors")
             manifest = {"format": FORMAT, "state_sha256": _digest(temporary / "state.safetensors"), **manifest}
             text = json.dumps({"manifest_sha256": _manifest_digest(manifest), **manifest}, indent=1)
             (temporary / "manifest.json").write_text(text + "\n")
             for path in (*temporary.iterdir(), temporary):
                 sync(path)
-        except (OSError, SafetensorError):
+        except OSError:
             shutil.rmtree(temporary, ignore_errors=True)  # it may hold what is left of a full disk
             raise
         shutil.rmtree(folder, ignore_errors=True)
         os.rename(temporary, folder)
         sync(folder.parent)
+
+
+def _save(arrays: dict[str, np.ndarray], path: Path) -> None:
+    try:
+        save_file(arrays, path)
+    except SafetensorError as error:  # its text ends with "(os error 28)"
+        number = re.search(r"os error (\d+)", str(error))
+        raise OSError(
+            int(number[1]) if number else None, os.strerror(int(number[1])) if number else str(error)
+        ) from error
 
 
 def read(folder: Path) -> tuple[dict[str, np.ndarray], Manifest]:
@@ -89,10 +100,17 @@ def read(folder: Path) -> tuple[dict[str, np.ndarray], Manifest]:
         raise DamagedFile(f"{folder} cannot be read: {error}") from error
 
 
-def steps(run_dir: Path) -> list[int]:
-    """Return the steps that have a checkpoint, newest first."""
-    folder = run_dir / "checkpoints"
-    return sorted((int(p.name) for p in folder.glob("[0-9]*") if p.name.isdigit()), reverse=True)
+def steps(*run_dirs: Path) -> list[int]:
+    """Return the steps at which all of the runs have a checkpoint, newest first."""
+    return sorted(set.intersection(*(set(_steps(run_dir)) for run_dir in run_dirs)), reverse=True)
+
+
+def _steps(run_dir: Path) -> list[int]:
+    try:
+        names = os.listdir(run_dir / "checkpoints")
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return [int(name) for name in names if name.isdecimal() and name.isascii()]
 
 
 def folder_of(run_dir: Path, step: int) -> Path:

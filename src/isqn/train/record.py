@@ -70,27 +70,36 @@ def lock_run(run_dirs: Iterable[Path], flag: str = "--run-dir") -> Iterator[None
 
 
 def clear_run(run_dir: Path, overwrite: bool = False) -> None:
-    """Delete what is in a folder that a new run may take, except its config.toml.
-
-    A kill leaves the old run, which may have lost its results and checkpoints, or a folder without a run.
-    """
+    """Delete what is in a folder that a new run may take; a kill leaves the old run without its results, or no run."""
     require_free(run_dir, overwrite)
-    order = {"summary.json": 0, "checkpoints": 1}  # what is left must not be taken for a finished run
+    order = {"summary.json": 0, "checkpoints": 1, "config.toml": 3}  # what is left must not pass for a finished run
     with writing(run_dir, "choose another --run-dir"):
         run_dir.mkdir(parents=True, exist_ok=True)
         for path in sorted(run_dir.iterdir(), key=lambda path: order.get(path.name, 2)):
-            if path.name not in (LOCK, "config.toml"):
-                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+            if path.is_dir() and not path.is_symlink():
+                _delete_folder(path)
+            elif path.name != LOCK:
+                path.unlink()
 
 
-def create_run(run_dir: Path, config: Run, overwrite: bool = False, together: Sequence[Path] = ()) -> None:
-    """Make a folder that holds a new run, in one step: when config.toml appears or is replaced.
+def _delete_folder(path: Path) -> None:
+    """Delete a folder; a kill leaves all of it, or something under a name that means nothing."""
+    if not path.name.endswith(UNFINISHED):
+        hidden = path.with_name(f".{path.name}{UNFINISHED}")
+        shutil.rmtree(hidden, ignore_errors=True)
+        path = path.rename(hidden)
+    shutil.rmtree(path, ignore_errors=True)
 
-    `together` lists the folders of all seeds of the program.
+
+def create_run(run_dir: Path, config: Run, overwrite: bool = False, trained_with: Sequence[Path] = ()) -> None:
+    """Create a run; it exists once config.toml is written.
+
+    `trained_with` lists the folders of all seeds of the program.
     """
     clear_run(run_dir, overwrite)
+    siblings = relative_paths(trained_with or [run_dir], run_dir)
     with writing(run_dir, "choose another --run-dir"):
-        write_summary(run_dir, {"status": "running", "trained_with": relative_paths(together or [run_dir], run_dir)})
+        write_summary(run_dir, {"status": "running", "trained_with": siblings})
         replace_text(run_dir / "config.toml", to_toml(config))
 
 
@@ -101,38 +110,40 @@ def relative_paths(folders: Iterable[Path], here: Path) -> list[str]:
 
 def read_config(run_dir: Path) -> Run:
     """Return the config of a run folder. Nothing that the folder names is imported."""
-    path, has_checkpoint = run_dir / "config.toml", bool(checkpoint.steps(run_dir))
+    path = run_dir / "config.toml"
+    written_again = f"`isqn resume {run_dir}` writes it again, from the last checkpoint."
     if not path.is_file():
         if run_dir.is_file():
             raise UserError(f"{run_dir} is a file; give the folder of a run.")
         if not run_dir.exists():
             raise UserError(f"{run_dir} does not exist{nearest_path(run_dir) or '; give the folder of a run.'}")
-        if has_checkpoint:
-            raise UserError(f"{path} is missing; `isqn resume {run_dir}` writes it again, from the last checkpoint.")
+        if checkpoint.steps(run_dir):
+            raise UserError(f"{path} is missing; {written_again}")
         raise UserError(f"{run_dir} is not a run: there is no config.toml in it.")
     with naming_missing_imports(run_dir):
         try:
             return read_config_file(path)
         except DamagedText as error:
-            hint = f" Delete it, and `isqn resume {run_dir}` writes it again, from the last checkpoint."
-            raise UserError(f"{error}{hint * has_checkpoint}") from None
+            hint = f" Delete it, and {written_again}" if checkpoint.steps(run_dir) else ""
+            raise UserError(f"{error}{hint}") from None
 
 
 def restore_config(run_dir: Path) -> None:
     """Write a missing config.toml again, with the settings of the newest checkpoint that has them all."""
-    if (run_dir / "config.toml").exists():
+    if (run_dir / "config.toml").exists() or not checkpoint.steps(run_dir):
         return
-    for step in checkpoint.steps(run_dir):
-        folder = checkpoint.folder_of(run_dir, step)
-        try:
-            settings = checkpoint.read_manifest(folder)["config"]
-        except DamagedFile:
-            continue
-        if "checkpoint_minutes" in settings:  # earlier versions did not save settings that may change
-            given = {name: value for name, value in settings.items() if value is not None}
-            replace_text(run_dir / "config.toml", to_toml(config_from_mapping(given, str(folder))))
-            warnings.warn(f"{run_dir / 'config.toml'} was missing and is restored from {folder}", stacklevel=2)
-            return
+    with lock_run([run_dir]), naming_missing_imports(run_dir):
+        for step in checkpoint.steps(run_dir):
+            folder = checkpoint.folder_of(run_dir, step)
+            try:
+                settings = checkpoint.read_manifest(folder)["config"]
+            except DamagedFile:
+                continue
+            if "checkpoint_minutes" in settings:  # earlier versions did not save settings that may change
+                given = {name: value for name, value in settings.items() if value is not None}
+                replace_text(run_dir / "config.toml", to_toml(config_from_mapping(given, str(folder))))
+                warnings.warn(f"{run_dir / 'config.toml'} was missing and is restored from {folder}", stacklevel=2)
+                return
 
 
 @contextmanager
@@ -170,17 +181,21 @@ def _holds_no_run(folder: Path) -> bool:
 
 
 def read_summary(run_dir: Path, *, strict: bool = False) -> dict[str, Any]:
-    """Return the summary of a run; {} if there is none, or, unless `strict`, if it is damaged."""
+    """Return the summary of a run; {} if there is none, or, unless `strict`, if it cannot be read."""
     path = run_dir / "summary.json"
     try:
-        summary = read_json(path) if path.is_file() else {}
+        summary = read_json(path)
         if not isinstance(summary, dict):
             raise DamagedText.at(path, 1, "it is not an object")
-    except DamagedText as error:
-        if strict:
-            raise UserError(f"{error} `isqn resume {run_dir}` writes it again.") from None
+        return summary
+    except FileNotFoundError:
         return {}
-    return summary
+    except (OSError, DamagedText) as error:
+        if not strict:
+            return {}
+        what = f"{path} cannot be read ({error.strerror})." if isinstance(error, OSError) else str(error)
+        advice = f"`isqn resume {run_dir}` writes it again." if checkpoint.steps(run_dir) else f"Move {run_dir} away."
+        raise UserError(f"{what} {advice}") from None
 
 
 def trained_with(run_dir: Path) -> list[str]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -111,7 +112,7 @@ def start(config: Run, run_dir: Path | None = None, *, overwrite: bool = False, 
             record.clear_run(folder, overwrite)
         for index, folder in enumerate(folders):
             record.create_run(folder, config.with_seed_index(index), overwrite, folders)
-        _train(config, folders, should_stop, quiet=quiet)
+        train(config, folders, should_stop, quiet=quiet)
     return folders
 
 
@@ -166,7 +167,7 @@ def _folders_of_program(run_dir: Path) -> list[Path]:
     if any(folder.resolve().parent != run_dir.resolve().parent for folder in folders):
         raise record.damaged_siblings(run_dir, names)
     for folder in folders:
-        if not folder.is_dir():
+        if not folder.is_dir() and checkpoint.steps(run_dir):
             raise UserError(
                 f"{run_dir} was trained together with {folder.resolve()}, which is missing; put it back. The seeds of "
                 "one program are resumed together."
@@ -195,6 +196,12 @@ def resume(run_dir: Path, *, quiet: bool = False) -> bool:
     folders = _folders_of_program(run_dir)
     for folder in folders:
         record.restore_config(folder)
+    finished = [folder for folder in folders if record.run_state(folder) == "finished"]
+    if finished and not checkpoint.steps(*folders):
+        raise UserError(
+            f"{run_dir} was trained together with {finished[0]}, which has finished, and there is no checkpoint that "
+            f"both have; move {run_dir} away to train it anew."
+        )
     config = read_config(folders[0])
     if len(folders) > 1:
         config = config.replace(num_seeds=len(folders))
@@ -216,18 +223,15 @@ def resume(run_dir: Path, *, quiet: bool = False) -> bool:
             spec = specification(config)
             _require_same_protocol(folders[0], spec)
             require_possible(config, spec)
-        _train(config, folders, should_stop, quiet=quiet)
+        train(config, folders, should_stop, quiet=quiet)
     return True
 
 
 def _complete_start(config: Run, folders: list[Path]) -> None:
-    """Make the folders of a program's seeds that a kill prevented `start` from making."""
-    if len(folders) == 1 or any(checkpoint.steps(folder) for folder in folders):
-        return
+    """Create the runs of a program's seeds that a kill prevented `start` from creating."""
     for index, folder in enumerate(folders):
-        seed = config.with_seed_index(index)
-        if record.run_state(folder) == "new" or read_config(folder) != seed:
-            record.create_run(folder, seed, overwrite=True, together=folders)
+        if record.run_state(folder) == "new":
+            record.create_run(folder, config.with_seed_index(index), trained_with=folders)
 
 
 def _require_unchanged(run_dir: Path, config: Run) -> None:
@@ -256,26 +260,22 @@ def _require_same_protocol(run_dir: Path, spec: EnvSpec) -> None:
         )
 
 
-def train(config: Any, folders: list[Path], *, quiet: bool = False, env: Environment | None = None) -> None:
-    """Train the runs in `folders` to the end, each from its newest checkpoint."""
-    with stop_on_signals() as should_stop:
-        _train(config, folders, should_stop, quiet=quiet, env=env)
-
-
-def _train(
+def train(
     config: Any,
     folders: list[Path],
-    should_stop: Callable[[], bool],
+    should_stop: Callable[[], bool] | None = None,
     *,
     quiet: bool = False,
     env: Environment | None = None,
 ) -> None:
+    """Train the runs in `folders` to the end, each from its newest checkpoint."""
     progress = Progress(config.length, enabled=not quiet)
-    if not checkpoint.steps(folders[0]) and tables.results_table(folders[0]).exists():
+    if not checkpoint.steps(*folders) and tables.results_table(folders[0]).exists():
         progress.say(f"there is no checkpoint in {folders[0]}: the run begins again at step 0")
     for remark in remarks(config):
         progress.say(remark)
-    with _name_last_checkpoint(folders), _name_memory_errors(config):
+    signals = nullcontext(should_stop) if should_stop else stop_on_signals()
+    with signals as should_stop, _say_how_to_go_on(config, folders):
         loop_of(config).train(config, folders, env, Control(progress, should_stop))
 
 
@@ -284,35 +284,38 @@ def seconds_per_step(config: Run, seconds: float = 1.0) -> float:
     return loop_of(config).seconds_per_step(config, seconds)
 
 
-@contextmanager
-def _name_last_checkpoint(folders: list[Path]) -> Iterator[None]:
-    """Add to an error of the system where the run goes on."""
-    try:
-        yield
-    except (WriteError, OutOfMemory, OSError) as error:
-        what = str(error)
-        if isinstance(error, OSError):  # of any other file: there may be no file handles left
-            what = f"{error.filename or folders[0]} cannot be read or written ({error.strerror or error})."
-        where, then = "nothing before the last checkpoint is lost", "continues"
-        with suppress(OSError):  # without file handles no folder can be read
-            steps = checkpoint.steps(folders[0])
-            where = f"the last checkpoint is at step {steps[0]:,}" if steps else "there is no checkpoint yet"
-            then = "continues there" if steps else "begins again"
-        raise UserError(f"{what} The run stopped; {where}, and `isqn resume {folders[0]}` {then}.") from error
-
-
-class OutOfMemory(UserError):
-    """Raised if there is not enough memory for an update."""
+# Errors of the system that stop a run and may come from any file.
+SYSTEM_ERRORS = (
+    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.EACCES, errno.EPERM),
+    *(errno.EMFILE, errno.ENFILE, errno.ENOMEM),
+)
 
 
 @contextmanager
-def _name_memory_errors(config: Run) -> Iterator[None]:
-    """Turn an out-of-memory error, which comes with the first update, into advice on the flags."""
+def _say_how_to_go_on(config: Run, folders: list[Path]) -> Iterator[None]:
+    """Add the last checkpoint and the command that continues to an error of the disk, the system or the memory."""
+    cause: BaseException
     try:
         yield
+        return
+    except WriteError as error:
+        cause, what = error, str(error)
+    except OSError as error:
+        if error.errno not in SYSTEM_ERRORS:
+            raise
+        cause, what = error, f"{error.filename or 'A file'} cannot be read or written ({error.strerror})."
     except (MemoryError, jax.errors.JaxRuntimeError) as error:
         why = str(error).partition("\n")[0].rstrip(".") or type(error).__name__
         if isinstance(error, jax.errors.JaxRuntimeError) and not re.search("RESOURCE_EXHAUSTED|[Oo]ut of memory", why):
             raise
         advice = advise_lower(config, loop_of(config).batch_flag(config))
-        raise OutOfMemory(f"There is not enough memory for an update ({why}). {advice}") from error
+        cause, what = error, f"There is not enough memory for an update ({why}). {advice}"
+        if not checkpoint.steps(*folders):  # it comes with the first update
+            raise UserError(what) from cause
+    try:
+        steps = checkpoint.steps(*folders)
+        where = f"the last checkpoint is at step {steps[0]:,}" if steps else "there is no checkpoint yet"
+        command = f"`isqn resume {folders[0]}` {'continues there' if steps else 'begins again'}"
+    except OSError:  # without file handles no folder can be read
+        where, command = "nothing before the last checkpoint is lost", f"`isqn resume {folders[0]}` continues"
+    raise UserError(f"{what} The run stopped; {where}, and {command}.") from cause

@@ -247,7 +247,7 @@ def restore(
     `load` reads the files beside the checkpoint of a folder. It must take the arrays out of the checkpoint that are not
     in `template`. A damaged checkpoint is skipped with a warning.
     """
-    for step in sorted(set.intersection(*(set(checkpoint.steps(d)) for d in run_dirs)), reverse=True):
+    for step in checkpoint.steps(*run_dirs):
         try:
             all_restored = [_read(run_dir, step, template, counters, load) for run_dir in run_dirs]
         except DamagedFile as error:

@@ -57,14 +57,15 @@ def _cell(value: Any) -> Any:
 
 def require_tables(run_dir: Path, lengths: dict[str, int]) -> None:
     """Refuse tables that are damaged or shorter than at a checkpoint, because their rows cannot be restored."""
+    advice = "Put it back, or move the folder away to train it anew."
     for name, length in lengths.items():
-        path, advice = run_dir / f"{name}.csv", "put it back, or move the folder away to train it anew."
+        path = run_dir / f"{name}.csv"
         if not path.exists() or path.stat().st_size < length:
-            raise UserError(f"{path} is {'shorter than at the checkpoint' if path.exists() else 'missing'}; {advice}")
+            raise UserError(f"{path} is {'shorter than at the checkpoint' if path.exists() else 'missing'}. {advice}")
         try:
             read_table(path, length)
         except DamagedText as error:
-            raise UserError(f"{error} P{advice[1:]}") from None
+            raise UserError(f"{error} {advice}") from None
 
 
 def results_table(run_dir: Path) -> Path:
