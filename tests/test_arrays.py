@@ -89,6 +89,13 @@ def test_episodes_end_at_terminals_and_timeouts(path):
     assert [piece.actions.tolist() for piece in pieces] == [[0, 1, 2, 0], [0, 1, 0], [0, 1, 0]]
 
 
+def test_the_order_of_arrays_in_memory_does_not_matter(path):
+    """pandas and transposed arrays give columns in Fortran's order, and numpy writes that to the file."""
+    columns = steps(9, terminals=(2,), timeouts=(5,))
+    columns["observations"] = np.asfortranarray(columns["observations"])
+    assert greys(read(write(path, columns))) == [[0, 1, 2, 2], [3, 4, 5], [6, 7, 8]]
+
+
 def test_without_timeouts_only_the_end_of_the_file_is_unknown(path):
     pieces = read(write(path, steps(6, terminals=(2,))))
     assert greys(pieces) == [[0, 1, 2, 2], [3, 4, 5]]

@@ -24,6 +24,7 @@ from isqn.config.toml import to_toml
 from isqn.data import files
 from isqn.data.dataset import Dataset
 from isqn.exits import DONE, FAILED, INTERRUPTED
+from isqn.report.collect import collect
 from isqn.study.grid import Study
 from isqn.study.grid import to_toml as study_toml
 from isqn.study.jobs import remaining_jobs
@@ -506,6 +507,25 @@ def test_finished_results_are_never_trained_over(tmp_path):
     ):
         run.resume(folders[1], quiet=True)
     assert [(folder / "episodes.csv").read_bytes() for folder in folders] == before
+
+
+def test_seeds_without_a_common_checkpoint_are_named(tmp_path):
+    folders = run.start(COMPILED.replace(num_seeds=2), tmp_path / "runs", quiet=True)
+    shutil.rmtree(folders[1] / "checkpoints")
+    record.write_summary(folders[0], {**record.read_summary(folders[0]), "status": "running"})
+    record.write_summary(folders[1], {**record.read_summary(folders[1]), "status": "running"})
+    with pytest.raises(
+        UserError, match=r"resumed from one checkpoint, and .*seed-1 has none; put it back, or move all"
+    ):
+        run.resume(folders[0], quiet=True)
+
+
+def test_a_report_leaves_no_damaged_run_out(whole, tmp_path):
+    for name in ("a", "b"):
+        shutil.copytree(whole["host"], tmp_path / "runs" / name)
+    (tmp_path / "runs" / "b" / "config.toml").unlink()
+    with pytest.raises(UserError, match=r"b/config.toml is missing; `isqn resume .*b` writes it again"):
+        collect(tmp_path / "runs")
 
 
 @pytest.mark.parametrize("name", ["episodes", "metrics"])

@@ -428,7 +428,7 @@ def test_fit_of_a_model(data, tmp_path):
         ("data", ""),
         ("data cook", "`isqn data cook` is not known; choose one of collect, convert, inspect."),
         ("data inspect nowhere", "nowhere is not a dataset"),
-        ("data convert nowhere -o x", "nowhere is not a folder"),
+        ("data convert nowhere -o x", "nowhere does not exist"),
         ("data convert {data}", "`isqn data convert` needs --out."),
         ("data convert {data} -o x --fraction 0.1", "--fraction is 0.1 and --subset all; it must be 1 for all"),
         (

@@ -255,7 +255,7 @@ class Model:
         `env` is needed if the model was trained in a `gymnasium.Env` that has no registered id.
         """
         folder = Path(path)
-        if not (folder / "config.toml").is_file():
+        if not (folder / "config.toml").is_file() and not checkpoint.steps(folder):
             raise UserError(f"{folder} is neither a saved model nor a run: there is no config.toml in it.")
         model = cls.__new__(cls)
         model._env = None if env is None else make_environment(env)

@@ -29,6 +29,7 @@ from isqn.config.fields import (
 from isqn.config.parts import PairLoss
 from isqn.config.run import Run
 from isqn.config.toml import load_toml
+from isqn.data.text import DamagedText
 from isqn.losses import LOSSES, Loss, required_settings
 from isqn.types import Array, EnvSpec, UserError, require_new_name
 from isqn.usercode import find_definition, named
@@ -318,6 +319,6 @@ def read_config_file(path: Path) -> Run:
     """Return the config in a `config.toml`. Nothing that the file names is imported."""
     settings = load_toml(path, "give the config.toml of a run.")
     if not settings:  # as a full disk leaves it; it must not be read as a run with all defaults
-        raise UserError(f"{path} is empty; give the config.toml of a run.")
+        raise DamagedText(f"{path} is empty; give the config.toml of a run.")
     with name_settings():
         return config_from_mapping(settings, str(path))

@@ -124,7 +124,8 @@ def convert(args: Sequence[str]) -> int:
     if str(folder).startswith(minari.PREFIX):
         folder = minari.local_folder(str(folder))
     if not folder.is_dir() and (options.to == "minari" or not folder.is_file()):
-        raise UserError(f"{folder} is not a folder{nearest_path(folder) or '; give that of a dataset.'}")
+        what = "is not a folder" if folder.exists() else "does not exist"
+        raise UserError(f"{folder} {what}{nearest_path(folder) or '; give a dataset.'}")
     if options.to == "minari":
         out = minari.output_folder(str(out))
         has_changed = export_to_minari(folder, out)

@@ -36,15 +36,14 @@ class NpyStream:
         with self._report_damage():
             self._file: BinaryIO = opener() if opener else gzip.open(path, "rb")  # type: ignore[assignment]  # noqa: SIM115
             try:
-                shape, dtype = self._read_header()
+                self.shape, self.dtype, self._is_fortran = self._read_header()
             except BaseException:
                 self._file.close()
                 raise
-        self.shape, self.dtype = shape, dtype
-        self.row_bytes = prod(shape[1:]) * dtype.itemsize
+        self.row_bytes = prod(self.shape[1:]) * self.dtype.itemsize
 
-    def _read_header(self) -> tuple[tuple[int, ...], np.dtype[Any]]:
-        """Read the header (any version) and return the shape and dtype.
+    def _read_header(self) -> tuple[tuple[int, ...], np.dtype[Any], bool]:
+        """Read the header (any version) and return the shape, the dtype, and whether the order is that of Fortran.
 
         The header is the magic bytes, its length and a Python dictionary. numpy's own reader trusts any length.
         """
@@ -60,15 +59,22 @@ class NpyStream:
             raise ValueError(f"its shape is {shape!r}")
         if dtype.hasobject:
             raise ValueError("it holds Python objects, which only a pickle can hold, and reading a pickle runs code")
-        if header["fortran_order"] or not dtype.itemsize or prod(shape) >= 2**48:
-            raise ValueError(f"{dtype} of shape {shape} cannot be read row by row")
-        return shape, dtype
+        if not dtype.itemsize or prod(shape) >= 2**48:
+            raise ValueError(f"{dtype} of shape {shape} cannot be read")
+        return shape, dtype, header["fortran_order"] is True and len(shape) > 1
 
     def rows(self, max_rows: int) -> Iterator[Array]:
-        """Yield all rows, at most `max_rows` at a time."""
+        """Yield all rows, at most `max_rows` at a time; an array in Fortran's order is held in memory at once."""
         with self._report_damage():
+            columns = None
+            if self._is_fortran:
+                content = np.frombuffer(self._read(self.shape[0] * self.row_bytes), self.dtype)
+                columns = content.reshape(self.shape[::-1]).T
             for first in range(0, self.shape[0], max_rows):
                 count = min(max_rows, self.shape[0] - first)
+                if columns is not None:
+                    yield np.ascontiguousarray(columns[first : first + count])
+                    continue
                 yield np.frombuffer(self._read(count * self.row_bytes), self.dtype).reshape(count, *self.shape[1:])
             if self._file.read(1):
                 raise ValueError(f"there is more data after its {self.shape[0]:,} rows")

@@ -17,6 +17,7 @@ from isqn.envs.registry import canonical_id
 from isqn.schemes import SCHEMES
 from isqn.study.catalogue import format_command
 from isqn.study.grid import Cell, Study, method_name, read_study
+from isqn.train import checkpoint
 from isqn.train.run import read_config
 from isqn.types import UserError
 
@@ -185,6 +186,9 @@ def _read_runs_below(folder: Path) -> tuple[tuple[Cell, ...], tuple[Run, ...]]:
     run_dirs = [path.parent for path in sorted(folder.rglob("config.toml"))]
     # A saved model has a config.toml too, but none of these.
     run_dirs = [path for path in run_dirs if any((path / name).is_file() for name in ("summary.json", "episodes.csv"))]
+    for path in sorted(folder.rglob("summary.json")):
+        if checkpoint.steps(path.parent) and path.parent not in run_dirs:
+            read_config(path.parent)  # says that config.toml is missing
     if not run_dirs:
         raise UserError(f"There is no run in {folder}; `isqn train` and `isqn study` make some.")
     configs = {run_dir: read_config(run_dir) for run_dir in run_dirs}

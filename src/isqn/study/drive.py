@@ -58,7 +58,7 @@ def train(
     """Train the missing runs. A failed job does not hold up the others; a request to stop raises Interrupted."""
     _require_environments(study)
     out = out.resolve()  # a worker may start in another folder
-    with closing(engine), record.lock_run([out], "--out"):
+    with closing(engine), record.lock_run([out], "choose another --out"):
         _require_matching_runs(study, out)
         study = _copy_imports(study, out)
         pending = remaining_jobs(study, out, seeds_per_job)

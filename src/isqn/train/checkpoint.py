@@ -193,7 +193,8 @@ def drop_after(run_dir: Path, step: int) -> None:
         if later > step:
             shutil.rmtree(folder_of(run_dir, later))
     for best in run_dir.glob("best-*"):
-        if int(best.name.removeprefix("best-")) > step:
+        number = best.name.removeprefix("best-")
+        if number.isdecimal() and int(number) > step:
             shutil.rmtree(best)
     tidy(run_dir)  # otherwise a damaged file could be taken for the one that the resumed run writes again
 

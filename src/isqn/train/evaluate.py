@@ -14,7 +14,7 @@ import numpy as np
 
 from isqn.agents.base import Agent, AgentState
 from isqn.compiler import jit
-from isqn.data.files import DamagedFile
+from isqn.data.files import DamagedFile, writing
 from isqn.envs.adapter import Environment, make_environment
 from isqn.envs.native import NativeEnvironment, to_native_action
 from isqn.keys import device_key, episode_seed, host_generator
@@ -86,7 +86,8 @@ def evaluate(
                 is_over = is_over or terminated
         results.append(Episode(start, total, length))
     if video and write_video:
-        video.parent.mkdir(parents=True, exist_ok=True)
+        with writing(video):
+            video.parent.mkdir(parents=True, exist_ok=True)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)  # from JAX; the child only starts ffmpeg
             write_video(video, pictures, fps=30, macro_block_size=2)
@@ -250,7 +251,9 @@ def load_agent_state(run_dir: Path, agent: Agent, which: str = "last") -> tuple[
         arrays = {name: array for name, array in arrays.items() if name.startswith("agent.")}
         tree = checkpoint.unflatten(template, arrays, folder)
         return jax.tree.map(jnp.asarray, tree["agent"]), step
-    best = "; that of its best epoch may be: --which best" if which == "last" and any(run_dir.glob("best-*")) else ""
+    if which == "last" and not checkpoint.steps(run_dir):
+        raise UserError(f"{run_dir} has no checkpoint yet; train it for longer.")
+    best = "; that of its best epoch may be (`--which best`)" if which == "last" and any(run_dir.glob("best-*")) else ""
     raise UserError(f"{run_dir} has no {which} checkpoint that can be read{best}.")
 
 

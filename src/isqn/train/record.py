@@ -61,11 +61,11 @@ def require_free(run_dir: Path, overwrite: bool = False) -> None:
 
 
 @contextmanager
-def lock_run(run_dirs: Iterable[Path], flag: str = "--run-dir") -> Iterator[None]:
+def lock_run(run_dirs: Iterable[Path], advice: str = "choose another --run-dir") -> Iterator[None]:
     """Lock run folders for this process, and create them if needed. The locks end with the process."""
     with ExitStack() as stack:
         for run_dir in run_dirs:
-            stack.enter_context(lock_folder(run_dir, f"choose another {flag}"))
+            stack.enter_context(lock_folder(run_dir, advice))
         yield
 
 
@@ -117,6 +117,8 @@ def read_config(run_dir: Path) -> Run:
             raise UserError(f"{run_dir} is a file; give the folder of a run.")
         if not run_dir.exists():
             raise UserError(f"{run_dir} does not exist{nearest_path(run_dir) or '; give the folder of a run.'}")
+        if path.exists():
+            raise UserError(f"{path} is not a file; move it away.")
         if checkpoint.steps(run_dir):
             raise UserError(f"{path} is missing; {written_again}")
         raise UserError(f"{run_dir} is not a run: there is no config.toml in it.")
@@ -132,7 +134,7 @@ def restore_config(run_dir: Path) -> None:
     """Write a missing config.toml again, with the settings of the newest checkpoint that has them all."""
     if (run_dir / "config.toml").exists() or not checkpoint.steps(run_dir):
         return
-    with lock_run([run_dir]), naming_missing_imports(run_dir):
+    with lock_run([run_dir], "make it writable"), naming_missing_imports(run_dir):
         for step in checkpoint.steps(run_dir):
             folder = checkpoint.folder_of(run_dir, step)
             try:

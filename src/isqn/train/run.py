@@ -21,7 +21,7 @@ from isqn.envs.adapter import Environment
 from isqn.train import checkpoint, parallel, record, tables
 from isqn.train.announce import advise_lower, remarks, require_address_space, require_memory
 from isqn.train.functions import agent_bytes
-from isqn.train.progress import Control, Progress
+from isqn.train.progress import Control, Progress, say
 from isqn.train.record import read_config
 from isqn.train.signals import stop_on_signals
 from isqn.types import EnvSpec, UserError, num_bytes
@@ -215,13 +215,13 @@ def resume(run_dir: Path, *, quiet: bool = False) -> bool:
             f"{config.dataset}, which {run_dir} learns from, is not there; put it back, or give its new path: "
             f"`dataset` in {run_dir / 'config.toml'} may be changed."
         )
-    with record.lock_run(folders), stop_on_signals() as should_stop:
+    with record.lock_run(folders, "make it writable"), stop_on_signals() as should_stop:
         _complete_start(config, folders)
         for folder in folders:
             _require_unchanged(folder, read_config(folder))
         with record.naming_missing_imports(folders[0]):
             spec = specification(config)
-            _require_same_protocol(folders[0], spec)
+            _require_same_protocol(folders[0], config, spec)
             require_possible(config, spec)
         train(config, folders, should_stop, quiet=quiet)
     return True
@@ -250,9 +250,14 @@ def _require_unchanged(run_dir: Path, config: Run) -> None:
         return
 
 
-def _require_same_protocol(run_dir: Path, spec: EnvSpec) -> None:
+def _require_same_protocol(run_dir: Path, config: Run, spec: EnvSpec) -> None:
     """Refuse to continue a run by other rules of play, to which another version may have changed the default."""
     earlier = record.read_summary(run_dir).get("protocol", spec.protocol)
+    if earlier != spec.protocol and config.dataset:
+        raise UserError(
+            f"{run_dir} learned from data of the protocol {earlier}; {config.dataset} is of {spec.protocol}. Put the "
+            "dataset back."
+        )
     if earlier != spec.protocol:
         raise UserError(
             f"{run_dir} was played by the protocol {earlier}; here it would be {spec.protocol}. Resume it with the "
@@ -270,8 +275,8 @@ def train(
 ) -> None:
     """Train the runs in `folders` to the end, each from its newest checkpoint."""
     progress = Progress(config.length, enabled=not quiet)
-    if not checkpoint.steps(*folders) and tables.results_table(folders[0]).exists():
-        progress.say(f"there is no checkpoint in {folders[0]}: the run begins again at step 0")
+    if not checkpoint.steps(*folders) and tables.results_table(folders[0]).exists():  # also said with --quiet
+        say(f"there is no checkpoint in {folders[0]}: the run begins again at step 0")
     for remark in remarks(config):
         progress.say(remark)
     signals = nullcontext(should_stop) if should_stop else stop_on_signals()

@@ -258,9 +258,16 @@ def restore(
         for run_dir in run_dirs:
             checkpoint.drop_after(run_dir, step)
         return all_restored
-    if any(checkpoint.steps(run_dir) for run_dir in run_dirs):
+    if not any(checkpoint.steps(run_dir) for run_dir in run_dirs):
+        return []
+    if len(run_dirs) == 1:
         raise UserError(f"{run_dirs[0]} has no checkpoint that can be read; move the folder away to train it anew.")
-    return []
+    lacking = next((run_dir for run_dir in run_dirs if not checkpoint.steps(run_dir)), None)
+    where = f"{lacking} has none" if lacking else "they have none in common that can be read"
+    raise UserError(
+        f"{', '.join(map(str, run_dirs))} are trained in one program and resumed from one checkpoint, and {where}; put "
+        "it back, or move all of these folders away to train them anew."
+    )
 
 
 def _read(run_dir: Path, step: int, template: Any, kind: type[Counters], load: Callable[..., Any]) -> Restored:

@@ -60,12 +60,15 @@ def require_tables(run_dir: Path, lengths: dict[str, int]) -> None:
     advice = "Put it back, or move the folder away to train it anew."
     for name, length in lengths.items():
         path = run_dir / f"{name}.csv"
-        if not path.exists() or path.stat().st_size < length:
-            raise UserError(f"{path} is {'shorter than at the checkpoint' if path.exists() else 'missing'}. {advice}")
+        if not path.exists():
+            raise UserError(f"{path} is missing. {advice}")
+        is_shorter = path.stat().st_size < length
         try:
-            read_table(path, length)
+            read_table(path, None if is_shorter else length)
         except DamagedText as error:
             raise UserError(f"{error} {advice}") from None
+        if is_shorter:
+            raise UserError(f"{path} is shorter than at the checkpoint. {advice}")
 
 
 def results_table(run_dir: Path) -> Path:
