@@ -194,8 +194,36 @@ def write_minari(env_id: str) -> Callable[[Path], None]:
     return write
 
 
+def write_minari_files(data_format: str) -> Callable[[Path], None]:
+    """Return a function that writes two episodes by Minari's own storage, a file each."""
+    from minari.data_collector import EpisodeBuffer
+    from minari.dataset.minari_storage import MinariStorage
+
+    space = gym.spaces.Dict(a=gym.spaces.Discrete(3), b=gym.spaces.Box(0, 255, (2, 2), np.uint8))
+    columns = {"a": np.arange(6) % 3, "b": FRAMES[:6]}
+    rewards, terminations, truncations = [1.0] * 5, [False] * 4 + [True], [False] * 5
+
+    def write(folder: Path) -> None:
+        spec = gym.spec("CartPole-v1")
+        storage = MinariStorage.new(folder.resolve(), space, gym.spaces.Discrete(3), spec, data_format)
+        storage.update_metadata({"dataset_id": "small/fuzz-v0", "algorithm_name": "nobody"})
+        storage.update_episodes(
+            EpisodeBuffer(number, None, None, columns, np.arange(5) % 3, rewards, terminations, truncations)
+            for number in range(2)
+        )
+
+    return write
+
+
 def read_minari(folder: Path) -> None:
     read_source(find_source(folder, None, 1, 1)[0])
+
+
+def read_minari_files(folder: Path) -> None:
+    recording = minari.open_recording(folder)
+    minari.require_supported(recording)
+    spec = EnvSpec("Small", "toy", (7,), "float32", 3)  # one of 3 states, and 4 pixels
+    read_source(minari.source(recording, spec, recording.observation_space))
 
 
 def read_dataset(folder: Path) -> None:
@@ -219,6 +247,8 @@ KINDS: dict[str, tuple[Callable[[Path], None], Callable[[Path], None]]] = {
     "hdf5": (write_hdf5, read_arrays),
     "minari": (write_minari(""), read_minari),
     "minari with env": (write_minari("CartPole-v1"), read_minari),
+    "minari arrow": (write_minari_files("arrow"), read_minari_files),
+    "minari parquet": (write_minari_files("parquet"), read_minari_files),
     "images": (write_dataset(SMALL), read_dataset),
     "vectors": (write_dataset(VECTOR), read_dataset),
     "resumed images": (write_dataset(SMALL), resume_dataset(SMALL)),
