@@ -288,11 +288,12 @@ def test_jobs_group_seeds(tmp_path):
         return [[job.config.seed + i for i in range(job.config.num_seeds)] for job in jobs]
 
     assert seeds(remaining_jobs(study, tmp_path, seeds_per_job=3)) == [[1, 2], [0], [3], [5, 6, 7], [8]]
-    (cell.folder(tmp_path, 1) / "config.toml").rename(tmp_path / "aside")
-    with pytest.raises(UserError, match=r"seed-1 has no config\.toml any more; move it away to train it anew\."):
-        remaining_jobs(study, tmp_path)
+    (cell.folder(tmp_path, 1) / "config.toml").rename(tmp_path / "aside")  # killed before it was written
+    assert seeds(remaining_jobs(study, tmp_path, seeds_per_job=3)) == [[0, 1, 2], [3], [5, 6, 7], [8]]
     (tmp_path / "aside").rename(cell.folder(tmp_path, 1) / "config.toml")
     shutil.rmtree(cell.folder(tmp_path, 2))
+    assert seeds(remaining_jobs(study, tmp_path, seeds_per_job=3)) == [[1, 2], [0], [3], [5, 6, 7], [8]]
+    checkpoint.folder_of(cell.folder(tmp_path, 1), 100).mkdir(parents=True)
     with pytest.raises(
         UserError, match=r"seed-1 was begun in one program with seed-2, which is not there any more; move"
     ):
@@ -337,17 +338,16 @@ def test_an_error_of_any_kind_is_the_last_line_of_a_log(tmp_path, monkeypatch, c
     assert drive.last_line(tmp_path / "log") == "ValueError: in my own loss"
 
 
-def test_a_worker_deletes_no_checkpoint(tmp_path):
+def test_a_worker_writes_a_damaged_summary_again(tmp_path):
+    """It loses neither checkpoints nor results of the finished run."""
     config = CELL.config.replace(loop="compiled", total_timesteps=500, epoch_steps=500, log_period_steps=250, seed=0)
     (folder,) = run.start(config, tmp_path / "seed-0", quiet=True)
+    before, summary = checkpoint.steps(folder), record.read_summary(folder)
     (folder / "summary.json").write_text("{")
-    sentence = (
-        f"{folder} has checkpoints and no summary.json that can be read; move it away, or, if it had finished, "
-        f"let `isqn resume {folder}` write it again."
-    )
-    with pytest.raises(UserError, match=f"^{re.escape(sentence)}$"):
-        worker.train_job(config.replace(num_seeds=2), tmp_path)
-    assert checkpoint.steps(folder)
+    worker.train_job(config.replace(num_seeds=2), tmp_path)
+    assert checkpoint.steps(folder) == before
+    assert record.read_summary(folder)["epoch_returns"] == summary["epoch_returns"]
+    assert record.run_state(tmp_path / "seed-1") == "finished"
 
 
 def test_a_worker_waits_for_another_worker(tmp_path, monkeypatch, capsys):

@@ -342,7 +342,7 @@ def test_a_signal_in_the_first_second(name, moment, tmp_path):
     command = [sys.executable, "-m", "isqn", *words, "--run-dir", str(folder)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     reached = {
-        "start": lambda: handles(process.pid, number),
+        "start": lambda: handles(process.pid, signal.SIGTERM),  # the command answers signals from here on
         "lock": (folder / files.LOCK).exists,
         "config": (folder / "config.toml").exists,
     }
