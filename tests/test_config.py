@@ -262,7 +262,7 @@ def file(tmp_path: Path, text: str) -> Path:
         ("buffer_size = 2147483648", ": buffer_size is 2147483648; it must be at most 2147483647."),
         ("", "is empty; give the config.toml of a run."),
         ("# nothing", "is empty; give the config.toml of a run."),
-        ("batch_size = ", "is not valid TOML: Invalid value (at end of document)."),
+        ("batch_size = ", "is not valid TOML: Invalid value (at line 1, the last)."),
         ("env_id = 1\nenv_id = '\xe9'", ", line 2, is damaged: byte 0xe9 is not UTF-8."),
         (f"{START}\nenv_id = 'x'\n", f", line 2, is damaged: it ends here, before {END!r}."),
     ],

@@ -19,7 +19,7 @@ from isqn.analysis.results import (
     write_score_dict,
 )
 from isqn.config.toml import to_toml
-from isqn.train import record
+from isqn.train import checkpoint, record
 from isqn.types import UserError
 
 
@@ -84,11 +84,14 @@ def test_a_run_without_a_summary_is_unfinished(tmp_path):
 )
 def test_a_damaged_summary_is_refused_with_its_line(tmp_path, content, damage):
     write_run(tmp_path / "run", run_config(), [1, 2, 3])
-    (tmp_path / "run" / "summary.json").write_bytes(content)
-    with pytest.raises(UserError) as refused:
-        read_run(tmp_path / "run", run_config(), "t", "m")
-    assert str(refused.value).startswith(f"{tmp_path / 'run' / 'summary.json'}, {damage}")
-    assert str(refused.value).endswith(f"`isqn resume {tmp_path / 'run'}` writes it again.")
+    folder = tmp_path / "run"
+    (folder / "summary.json").write_bytes(content)
+    for advice in (f" Move {folder} away.", f" `isqn resume {folder}` writes it again."):
+        with pytest.raises(UserError) as refused:
+            read_run(folder, run_config(), "t", "m")
+        assert str(refused.value).startswith(f"{folder / 'summary.json'}, {damage}")
+        assert str(refused.value).endswith(advice)
+        checkpoint.folder_of(folder, 100).mkdir(parents=True)
 
 
 def test_a_run_that_has_just_started_has_no_results(tmp_path):

@@ -167,7 +167,7 @@ def _folders_of_program(run_dir: Path) -> list[Path]:
     if any(folder.resolve().parent != run_dir.resolve().parent for folder in folders):
         raise record.damaged_siblings(run_dir, names)
     for folder in folders:
-        if not folder.is_dir() and checkpoint.steps(run_dir):
+        if not folder.is_dir() and (folder == folders[0] or checkpoint.steps(run_dir)):
             raise UserError(
                 f"{run_dir} was trained together with {folder.resolve()}, which is missing; put it back. The seeds of "
                 "one program are resumed together."
