@@ -91,7 +91,7 @@ def test_a_damaged_summary_is_refused_with_its_line(tmp_path, content, damage):
             read_run(folder, run_config(), "t", "m")
         assert str(refused.value).startswith(f"{folder / 'summary.json'}, {damage}")
         assert str(refused.value).endswith(advice)
-        checkpoint.folder_of(folder, 100).mkdir(parents=True)
+        checkpoint.folder_of(folder, 100).mkdir(parents=True, exist_ok=True)
 
 
 def test_a_run_that_has_just_started_has_no_results(tmp_path):
