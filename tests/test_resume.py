@@ -384,7 +384,7 @@ def test_a_finished_seed_keeps_its_results_when_another_seed_of_its_run_is_damag
     record.write_summary(folders[0], whole[0] | {"status": "running"})
     for state in folders[0].glob("checkpoints/*/state.safetensors"):
         state.write_bytes(b"damaged")
-    unread = pytest.raises(UserError, match="no checkpoint that can be read")
+    unread = pytest.raises(UserError, match="they have none in common that can be read")
     with pytest.warns(UserWarning, match="damaged checkpoint"), unread:
         run.resume(folders[0], quiet=True)
     assert record.read_summary(folders[1]) == whole[1]
