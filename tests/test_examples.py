@@ -261,5 +261,5 @@ def test_a_missing_import_is_answered_with_the_flag(name, words, tmp_path, monke
     assert not Path("executed").exists()
     with registries_restored():
         assert main(["eval", "run", *own]) == 1  # it is understood now, but nothing was trained
-        assert "run has no last checkpoint that can be read" in capsys.readouterr().err
+        assert "run has no checkpoint yet" in capsys.readouterr().err
     assert Path("executed").exists()

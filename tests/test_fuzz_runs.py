@@ -104,7 +104,6 @@ def check_model(path: Path, message: str) -> None:
 # -- run folders
 
 CONFIG = run_config(epochs=len(EPOCHS))
-LENGTHS: dict[str, dict[str, int]] = {}  # reader -> lengths of its tables at a checkpoint
 
 
 def write_runs(folder: Path) -> None:
@@ -119,12 +118,18 @@ def write_runs(folder: Path) -> None:
 def read_runs(folder: Path) -> None:
     readers: list[Callable[[], Any]] = [lambda: collect(folder)]
     for seed in (0, 1):
-        readers += readers_of_run(folder / f"seed-{seed}", CONFIG.replace(seed=seed), 1, ("episodes", "metrics"))
+        readers += readers_of_run(folder / f"seed-{seed}", CONFIG.replace(seed=seed), ("episodes", "metrics"))
     attempt(*readers)
 
 
-def readers_of_run(run_dir: Path, config: Any, margin: int, tables: tuple[str, ...]) -> list[Callable[[], Any]]:
-    lengths = {name: (run_dir / f"{name}.csv").stat().st_size // 2 for name in tables}
+def half_length(path: Path) -> int:
+    """Return the length of about half of the rows."""
+    content = path.read_bytes()
+    return content.rfind(b"\n", 0, len(content) // 2) + 1
+
+
+def readers_of_run(run_dir: Path, config: Any, tables: tuple[str, ...]) -> list[Callable[[], Any]]:
+    lengths = {name: half_length(run_dir / f"{name}.csv") for name in tables}
     return [
         lambda: record.read_config(run_dir),
         lambda: record.read_summary(run_dir, strict=True),
@@ -132,7 +137,7 @@ def readers_of_run(run_dir: Path, config: Any, margin: int, tables: tuple[str, .
         lambda: read_run(run_dir, config, config.env_id, config.label),
         lambda: require_tables(run_dir, lengths),
         lambda: run._folders_of_program(run_dir),
-        lambda: _seeds_trained_with(run_dir),
+        lambda: _seeds_trained_with(run_dir, 0),
     ]
 
 
@@ -144,7 +149,7 @@ def write_offline_run(folder: Path) -> None:
 def read_offline_run(folder: Path) -> None:
     config = cql_run()[0]
     tables = ("evaluations", "metrics", "measures")
-    attempt(lambda: collect(folder), *readers_of_run(folder / "seed-0", config, 1, tables))
+    attempt(lambda: collect(folder), *readers_of_run(folder / "seed-0", config, tables))
 
 
 def damage_texts(folder: Path, rng: np.random.Generator) -> Path:
@@ -171,7 +176,9 @@ def write_study_folder(folder: Path) -> None:
 
 def read_study_folder(folder: Path) -> None:
     cells: list[Cell] = list(study().cells)
-    attempt(lambda: collect(folder), *(lambda cell=cell: _seeds_trained_with(cell.folder(folder, 0)) for cell in cells))
+    attempt(
+        lambda: collect(folder), *(lambda cell=cell: _seeds_trained_with(cell.folder(folder, 0), 0) for cell in cells)
+    )
 
 
 def check_study_folder(path: Path, message: str) -> None:
