@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import shutil
 import sys
 import time
 from contextlib import ExitStack, contextmanager
@@ -134,6 +135,14 @@ def assert_same(left, right, path="run"):
         np.testing.assert_array_equal(left, right, err_msg=path)
     else:
         assert left == right, path
+
+
+def copy_unfinished(finished: Path, folder: Path) -> Path:
+    """Copy a run, as it was before its last epoch."""
+    shutil.copytree(finished, folder)
+    shutil.rmtree(checkpoint.folder_of(folder, checkpoint.steps(folder)[0]))
+    record.write_summary(folder, {"status": "running", "trained_with": ["."]})
+    return folder
 
 
 def stop_after(monkeypatch, calls: int):

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from helpers import WAIT_SECONDS, assert_same, final, run_config, wait_for, write_run
+from helpers import WAIT_SECONDS, assert_same, copy_unfinished, final, run_config, wait_for, write_run
 from isqn import Model
 from isqn.agents.dqn import DqnConfig
 from isqn.cli import main
@@ -485,14 +485,6 @@ def test_two_commands_do_not_write_one_dataset(whole, tmp_path, capsys):
 
 
 # -- files that are rebuilt
-
-
-def copy_unfinished(finished: Path, folder: Path) -> Path:
-    """Copy a run, as it was before its last epoch."""
-    shutil.copytree(finished, folder)
-    shutil.rmtree(checkpoint.folder_of(folder, checkpoint.steps(folder)[0]))
-    record.write_summary(folder, {"status": "running", "trained_with": ["."]})
-    return folder
 
 
 def test_finished_results_are_never_trained_over(tmp_path):

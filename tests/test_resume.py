@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from helpers import WAIT_SECONDS, assert_same, final, stop_after, wait_for
+from helpers import WAIT_SECONDS, assert_same, copy_unfinished, final, stop_after, wait_for
 from isqn.agents.dqn import DqnConfig
 from isqn.cli import main
 from isqn.data.text import read_table
@@ -206,7 +206,7 @@ def test_a_closed_terminal_saves_and_exits_with_75(tmp_path):
 @LOOPS
 @pytest.mark.parametrize("name", ["episodes", "metrics"])
 def test_a_table_that_was_cut_or_deleted_is_refused_before_training(config, name, whole, tmp_path):
-    folder = unfinished(whole[config.loop], tmp_path / "run")
+    folder = copy_unfinished(whole[config.loop], tmp_path / "run")
     table = folder / f"{name}.csv"
     content = table.read_bytes()
     table.write_bytes(content[:30])
@@ -223,7 +223,7 @@ def test_a_table_that_was_cut_or_deleted_is_refused_before_training(config, name
 
 @LOOPS
 def test_resume_names_the_settings_that_were_changed(config, whole, tmp_path):
-    folder = unfinished(whole[config.loop], tmp_path / "run")
+    folder = copy_unfinished(whole[config.loop], tmp_path / "run")
     text = (folder / "config.toml").read_text()
     for changed, message in (
         (text.replace("learning_rate = 0.001", "learning_rate = 0.5"), "learning_rate is 0.5, and was 0.001"),
@@ -242,7 +242,7 @@ def test_resume_names_the_settings_that_were_changed(config, whole, tmp_path):
 
 def test_resume_refuses_other_rules_of_play(whole, tmp_path):
     """`auto` may mean another protocol in another version."""
-    folder = unfinished(whole["host"], tmp_path / "run")
+    folder = copy_unfinished(whole["host"], tmp_path / "run")
     record.write_summary(folder, {**record.read_summary(folder), "protocol": "older-rules"})
     sentence = "was played by the protocol older-rules; here it would be gymnasium"
     with pytest.raises(UserError, match=sentence):
@@ -250,19 +250,11 @@ def test_resume_refuses_other_rules_of_play(whole, tmp_path):
 
 
 def test_a_run_without_checkpoints_starts_again_with_a_remark(whole, tmp_path, capsys):
-    folder = unfinished(whole["host"], tmp_path / "run")
+    folder = copy_unfinished(whole["host"], tmp_path / "run")
     shutil.rmtree(folder / "checkpoints")
     run.resume(folder)
     assert f"there is no checkpoint in {folder}: the run begins again at step 0" in capsys.readouterr().err
     assert_same(final(folder), final(whole["host"]))
-
-
-def unfinished(finished: Path, folder: Path) -> Path:
-    """Copy a run, as it was before its last epoch."""
-    shutil.copytree(finished, folder)
-    shutil.rmtree(checkpoint.folder_of(folder, checkpoint.steps(folder)[0]))
-    record.write_summary(folder, {"status": "running", "trained_with": ["."]})
-    return folder
 
 
 def test_a_failing_environment_leaves_a_checkpoint_of_the_step_before(tmp_path):
