@@ -38,11 +38,12 @@ def remaining_jobs_of(cell: Cell, study: Study, out: Path, seeds_per_job: int) -
 
 def _seeds_trained_with(folder: Path, seed: int) -> tuple[int, ...]:
     """Return the seeds of the program that began the run of a seed; none if it has not begun, or does not say."""
-    folders = [(folder / other).resolve() for other in record.trained_with(folder)]
+    names = record.trained_with(folder)
+    folders = [(folder / name).resolve() for name in names]
     if record.run_state(folder) == "new" or not folders:
         return ()
     if folder.resolve() not in folders:
-        raise record.damaged_siblings(folder, record.trained_with(folder))
+        raise record.damaged_siblings(folder, names)
     missing = [other for other in folders if not other.is_dir()]
     if missing and checkpoint.steps(folder):
         raise UserError(

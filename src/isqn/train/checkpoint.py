@@ -81,10 +81,9 @@ def _save(arrays: dict[str, np.ndarray], path: Path) -> None:
     try:
         save_file(arrays, path)
     except SafetensorError as error:  # its text ends with "(os error 28)"
-        number = re.search(r"os error (\d+)", str(error))
-        raise OSError(
-            int(number[1]) if number else None, os.strerror(int(number[1])) if number else str(error)
-        ) from error
+        found = re.search(r"os error (\d+)", str(error))
+        reason = (int(found[1]), os.strerror(int(found[1]))) if found else (str(error),)
+        raise OSError(*reason) from error
 
 
 def read(folder: Path) -> tuple[dict[str, np.ndarray], Manifest]:

@@ -70,9 +70,8 @@ def collect(
                 truncated = truncated or (not terminated and length >= max_episode_steps)
                 writer.add(action, reward, terminated, truncated, frame)
                 obs, is_over = stack.push(observe(frame)), terminated or truncated
-                if (
-                    is_over and env.game_continues and length < max_episode_steps
-                ):  # a lost life is not the end of the game
+                # A lost life is not the end of the game.
+                if is_over and env.game_continues and length < max_episode_steps:
                     frame = env.reset(episode_seed(seed, episode))
                     obs, is_over = stack.reset(observe(frame)), False
                     writer.add_first(frame)

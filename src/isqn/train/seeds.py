@@ -161,11 +161,11 @@ def save_rows(folder: Path, rows: Rows, files: list[Description], step: int, cap
     steps of earlier checkpoints. Of the files of the last checkpoint, those that cannot have changed are kept.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    kept = {(file["since"], file["until"]): file for file in files}
+    saved_files = {(file["since"], file["until"]): file for file in files}
     oldest, described = max(0, step - capacity), []
     for start in range(oldest // FILE_ROWS * FILE_ROWS, step, FILE_ROWS):
         since, until = max(start, oldest), min(start + FILE_ROWS, step)
-        file = kept.get((since, until))
+        file = saved_files.get((since, until))
         if file is None:
             places = np.arange(since, until) % capacity
             content = safetensors.numpy.save({name: ring[places] for name, ring in rows._asdict().items()})
